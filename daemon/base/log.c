@@ -1,0 +1,87 @@
+/* log.c: see log.h. At most 16 topic rules; the first that matches wins; the bare level comes last. */
+#include "log.h"
+#include "base.h"
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#define LOG_RULES_MAX 16
+
+static struct {
+    enum log_level level;
+    unsigned n_rules;
+    struct {
+        char glob[48];
+        enum log_level level;
+    } rules[LOG_RULES_MAX];
+    bool journal; /* stderr is systemd's: prefix with <priority> */
+} log_table = {.level = LOG_INFO};
+
+static const char *const level_names[] = {"error", "warn", "info", "debug", "trace"};
+static const int level_priority[] = {3, 4, 6, 7, 7};
+
+static int level_parse(const char *s, size_t len)
+{
+    for (int i = 0; i < (int)ARRAY_LEN(level_names); i++)
+        if (strlen(level_names[i]) == len && strncasecmp(level_names[i], s, len) == 0)
+            return i;
+    return -1;
+}
+
+int log_setup(const char *spec, struct err *e)
+{
+    bc_assert(spec != NULL);
+    log_table.n_rules = 0;
+    log_table.level = LOG_INFO;
+    log_table.journal = getenv("JOURNAL_STREAM") != NULL;
+    for (const char *p = spec; *p != '\0';) {
+        size_t len = strcspn(p, ",");
+        const char *colon = memchr(p, ':', len);
+        const char *name = colon != NULL ? colon + 1 : p;
+        int level = level_parse(name, (size_t)(p + len - name));
+        if (level < 0)
+            return err_set(e, BC_EINVALID, "log", "'%.*s' is not error, warn, info, debug or trace",
+                           (int)(p + len - name), name);
+        if (colon == NULL) {
+            log_table.level = (enum log_level)level;
+        } else {
+            size_t n = (size_t)(colon - p);
+            if (log_table.n_rules == LOG_RULES_MAX || n >= sizeof log_table.rules[0].glob)
+                return err_set(e, BC_EINVALID, "log", "more than %d topic rules, or one too long",
+                               LOG_RULES_MAX);
+            memcpy(log_table.rules[log_table.n_rules].glob, p, n);
+            log_table.rules[log_table.n_rules].glob[n] = '\0';
+            log_table.rules[log_table.n_rules++].level = (enum log_level)level;
+        }
+        p += len + (p[len] == ',');
+    }
+    return BC_OK;
+}
+
+bool log_on(const char *topic, enum log_level level)
+{
+    for (unsigned i = 0; i < log_table.n_rules; i++)
+        if (fnmatch(log_table.rules[i].glob, topic, 0) == 0)
+            return level <= log_table.rules[i].level;
+    return level <= log_table.level;
+}
+
+void log_line(const char *topic, enum log_level level, const char *fmt, ...)
+{
+    if (!log_on(topic, level))
+        return;
+    char line[1024];
+    int n = log_table.journal ? snprintf(line, sizeof line, "<%d>", level_priority[level]) : 0;
+    n += snprintf(line + n, sizeof line - (size_t)n, "%s: %s: ", level_names[level], topic);
+    va_list ap;
+    va_start(ap, fmt);
+    int m = vsnprintf(line + n, sizeof line - (size_t)n - 1, fmt, ap);
+    va_end(ap);
+    size_t len = BC_MIN((size_t)(n + (m > 0 ? m : 0)), sizeof line - 2);
+    line[len++] = '\n';
+    if (write(STDERR_FILENO, line, len) < 0)
+        return; /* nowhere left to say it */
+}
