@@ -1,21 +1,22 @@
 /* kn.h: the maths of Backcast, behind one table of operations per backend (ref, cpu; later cuda).
  *
- * A backend knows tensors, slots and rows; it knows nothing of sessions, models or policies. The layers
- * above it call kn->ops->... and never ask which backend runs.
+ * A backend knows tensors, slots and rows; it knows nothing of sessions, models or policies. The
+ * layers above it call kn->ops->... and never ask which backend runs.
  *
  *   struct kn          one opened backend: its threads, its memory counters
- *   device pointer     memory from buf_alloc or arena_open. On ref and cpu it is ordinary memory; on a GPU
- *                      it is not readable by the host. Arguments marked HOST are always host memory.
- *   kn_weight          a matrix [rows][cols] in the backend's own layout (quantised types stay quantised)
- *   kn_kv              the K/V pages of a pool, plain data; kn_seq a slot list over it; kn_batch the rows of a step
+ *   device pointer     memory from buf_alloc or arena_open. On ref and cpu it is ordinary memory;
+ * on a GPU it is not readable by the host. Arguments marked HOST are always host memory. kn_weight
+ * a matrix [rows][cols] in the backend's own layout (quantised types stay quantised) kn_kv the K/V
+ * pages of a pool, plain data; kn_seq a slot list over it; kn_batch the rows of a step
  *
- * Thread rule: one thread (the engine's) calls into one kn at a time. Calls may be asynchronous on a
- * GPU; `download`, `sync` and every op with a HOST result wait.
+ * Thread rule: one thread (the engine's) calls into one kn at a time. Calls may be asynchronous on
+ * a GPU; `download`, `sync` and every op with a HOST result wait.
  *
- * Row rule (CPU backends): a row's result depends on that row, its weights and its visible cache alone:
- * not on the other rows of the call, on the number of threads, nor on where a prompt was cut. Fixed
- * reduction order: one f32 accumulator an output, ascending k (or ascending 32-blocks, int32 exact inside a
- * block); attention in tiles of KN_TILE cache indices, each giving (max, sum, acc), merged in ascending order.
+ * Row rule (CPU backends): a row's result depends on that row, its weights and its visible cache
+ * alone: not on the other rows of the call, on the number of threads, nor on where a prompt was
+ * cut. Fixed reduction order: one f32 accumulator an output, ascending k (or ascending 32-blocks,
+ * int32 exact inside a block); attention in tiles of KN_TILE cache indices, each giving (max, sum,
+ * acc), merged in ascending order.
  *
  * Return codes: 0, or one of enum kn_code; only set-up calls and allocations can fail. Compute ops
  * return void on purpose: a device error is sticky and is read with `status` once a step.
@@ -37,8 +38,8 @@ enum kn_code { KN_OK = 0, KN_ENOMEM = -1, KN_EUNSUPPORTED = -2, KN_EDEVICE = -3,
 struct kn;
 struct kn_weight;
 
-/* A matrix as it stands in a file. HOST memory, valid during weight_load only. cols is the row length
- * (GGUF's ne[0], the k of x.W^T) and a multiple of the type's block. */
+/* A matrix as it stands in a file. HOST memory, valid during weight_load only. cols is the row
+ * length (GGUF's ne[0], the k of x.W^T) and a multiple of the type's block. */
 struct kn_tensor {
     enum kn_type type;
     uint32_t rows, cols;
@@ -46,60 +47,72 @@ struct kn_tensor {
     size_t bytes;
 };
 
-/* The pages of one pool. A page is [layer][K | V][kv head][64 rows][head_dim] of `type`, then, if d_hidden
- * > 0, 64 hidden rows of [d_hidden] f32 (f32 KV) or f16, and in the f16 case one f32 scale a row, [64].
- * stride: bytes from one page to the next (>= kn_page_bytes; page-aligned). Keys hold their rotary embedding. */
+/* The pages of one pool. A page is [layer][K | V][kv head][64 rows][head_dim] of `type`, then, if
+ * d_hidden > 0, 64 hidden rows of [d_hidden] f32 (f32 KV) or f16, and in the f16 case one f32 scale
+ * a row, [64]. stride: bytes from one page to the next (>= kn_page_bytes; page-aligned). Keys hold
+ * their rotary embedding. */
 struct kn_kv {
     void *base; /* device */
     size_t stride;
     uint32_t n_layers, n_kv_heads, head_dim, d_hidden;
     enum kn_type type; /* KN_F32 or KN_F16 */
 };
-size_t kn_kv_row_bytes(const struct kn_kv *kv);  /* K and V of one token, all layers, plus hidden row (and scale) */
+size_t kn_kv_row_bytes(
+    const struct kn_kv *kv); /* K and V of one token, all layers, plus hidden row (and scale) */
 size_t kn_kv_page_bytes(const struct kn_kv *kv); /* KN_PAGE_ROWS of them: no padding */
 
-/* One sequence in cache order: slots[i] is where cached token i lies. n counts the rows that this batch appends. */
+/* One sequence in cache order: slots[i] is where cached token i lies. n counts the rows that this
+ * batch appends. */
 struct kn_seq {
     const struct kn_kv *kv;
     const uint32_t *slots; /* HOST [n] */
     uint32_t n;
 };
 
-/* The rows of one pass: any mix of sequences. Everything HOST, unchanged from batch_begin to batch_end.
- * Row r belongs to seqs[seq[r]] and sees its cache indices lo[r] <= j < hi[r] (lo == hi: nothing; the
- * attention of such a row is zeros). Prefill and decode: [0, own index + 1). Score: [own index + 1 + g, n). */
+/* The rows of one pass: any mix of sequences. Everything HOST, unchanged from batch_begin to
+ * batch_end. Row r belongs to seqs[seq[r]] and sees its cache indices lo[r] <= j < hi[r] (lo == hi:
+ * nothing; the attention of such a row is zeros). Prefill and decode: [0, own index + 1). Score:
+ * [own index + 1 + g, n). */
 struct kn_batch {
     uint32_t n_rows, n_seqs;
-    const int32_t *ids;       /* [n_rows] */
-    const int32_t *positions; /* [n_rows] for RoPE */
+    const int32_t *ids;            /* [n_rows] */
+    const int32_t *positions;      /* [n_rows] for RoPE */
     const uint32_t *seq, *lo, *hi; /* [n_rows] */
-    const uint32_t *slots;    /* [n_rows] where kv_write and hidden_write put the row; NULL in a score pass */
+    const uint32_t
+        *slots; /* [n_rows] where kv_write and hidden_write put the row; NULL in a score pass */
     const struct kn_seq *seqs;
 };
 
-enum kn_rope_style { KN_ROPE_PAIRS /* (2i, 2i+1): llama */, KN_ROPE_HALVES /* (i, i + D/2): qwen */ };
+enum kn_rope_style {
+    KN_ROPE_PAIRS /* (2i, 2i+1): llama */,
+    KN_ROPE_HALVES /* (i, i + D/2): qwen */
+};
 
 struct kn_rope {
     enum kn_rope_style style;
     uint32_t n_heads, head_dim, n_rot; /* n_rot <= head_dim, even: leading dims that rotate */
-    const float *inv_freq;             /* device [n_rot / 2]: angle = position * inv_freq[i] (computed in f32 as the
-                                          product of two floats, sin/cos accurate to 1 ulp for positions < 2^20) */
-    const float *norm;                 /* device [head_dim] or NULL: RMSNorm per head before the rotation (qwen3) */
+    const float
+        *inv_freq;     /* device [n_rot / 2]: angle = position * inv_freq[i] (computed in f32 as the
+                          product of two floats, sin/cos accurate to 1 ulp for positions < 2^20) */
+    const float *norm; /* device [head_dim] or NULL: RMSNorm per head before the rotation (qwen3) */
     float norm_eps;
 };
 
 struct kn_ops {
-    /* ---- life ------------------------------------------------------------------------------------ */
+    /* ---- life
+     * ------------------------------------------------------------------------------------ */
     void (*close)(struct kn *kn);
     int (*status)(struct kn *kn); /* KN_OK, or KN_EDEVICE once the device has failed (sticky) */
     void (*sync)(struct kn *kn);
 
-    /* ---- memory ---------------------------------------------------------------------------------- */
+    /* ---- memory
+     * ---------------------------------------------------------------------------------- */
     int (*buf_alloc)(struct kn *kn, size_t bytes, void **ret); /* device, 64-byte aligned, zeroed */
     void (*buf_free)(struct kn *kn, void *buf, size_t bytes);
     void (*upload)(struct kn *kn, void *dst_device, const void *src_host, size_t bytes);
     void (*download)(struct kn *kn, void *dst_host, const void *src_device, size_t bytes);
-    /* One reserved range of n_pages * stride bytes; nothing is committed. Committed pages read as zero. */
+    /* One reserved range of n_pages * stride bytes; nothing is committed. Committed pages read as
+     * zero. */
     int (*arena_open)(struct kn *kn, size_t stride, uint32_t n_pages, void **ret_base);
     int (*arena_commit)(struct kn *kn, void *base, size_t stride, uint32_t page);
     void (*arena_release)(struct kn *kn, void *base, size_t stride, uint32_t page);
@@ -107,36 +120,46 @@ struct kn_ops {
     /* Copies one row (all layers, K, V, hidden) from slot to slot of one pool: seqcache_compact. */
     void (*row_copy)(struct kn *kn, const struct kn_kv *kv, uint32_t dst_slot, uint32_t src_slot);
 
-    /* ---- weights --------------------------------------------------------------------------------- */
-    /* KN_EUNSUPPORTED: type or shape that the backend cannot run. The copy belongs to the caller. */
+    /* ---- weights
+     * --------------------------------------------------------------------------------- */
+    /* KN_EUNSUPPORTED: type or shape that the backend cannot run. The copy belongs to the caller.
+     */
     int (*weight_load)(struct kn *kn, const struct kn_tensor *src, struct kn_weight **ret);
     void (*weight_free)(struct kn *kn, struct kn_weight **w);
     size_t (*weight_bytes)(const struct kn_weight *w);
 
-    /* ---- a pass ---------------------------------------------------------------------------------- */
-    void (*batch_begin)(struct kn *kn, const struct kn_batch *b); /* stages ids, positions, slot lists */
+    /* ---- a pass
+     * ---------------------------------------------------------------------------------- */
+    void (*batch_begin)(struct kn *kn,
+                        const struct kn_batch *b); /* stages ids, positions, slot lists */
     void (*batch_end)(struct kn *kn, const struct kn_batch *b);
 
-    /* out[r] = row ids[r] of w, expanded to f32. out: [n_rows][cols]. ids in range (the caller checked). */
+    /* out[r] = row ids[r] of w, expanded to f32. out: [n_rows][cols]. ids in range (the caller
+     * checked). */
     void (*embed)(struct kn *kn, const struct kn_weight *w, const struct kn_batch *b, float *out);
     /* out = x / sqrt(mean(x^2) + eps) * gain. x, out: [rows][d], may be the same; gain [d]. */
     void (*rmsnorm)(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,
                     uint32_t d, float eps);
-    /* outs[i] (+)= x . w[i]^T (+ bias[i]), i < n_w <= KN_LINEAR_MAX, all with the same cols. x: [rows][cols],
-     * outs[i]: [rows][w[i] rows]. add: outs[i] is added to (residual). bias or bias[i] may be NULL. */
+    /* outs[i] (+)= x . w[i]^T (+ bias[i]), i < n_w <= KN_LINEAR_MAX, all with the same cols. x:
+     * [rows][cols], outs[i]: [rows][w[i] rows]. add: outs[i] is added to (residual). bias or
+     * bias[i] may be NULL. */
     void (*linear)(struct kn *kn, uint32_t n_w, const struct kn_weight *const *w,
-                   const float *const *bias, const float *x, uint32_t rows, float *const *outs, bool add);
-    /* (norm and) rotary embedding in place. x: [n_rows][n_heads][head_dim], at the batch's positions. */
+                   const float *const *bias, const float *x, uint32_t rows, float *const *outs,
+                   bool add);
+    /* (norm and) rotary embedding in place. x: [n_rows][n_heads][head_dim], at the batch's
+     * positions. */
     void (*rope)(struct kn *kn, const struct kn_batch *b, const struct kn_rope *r, float *x);
     /* Stores k, v [n_rows][n_kv_heads][head_dim] of one layer at the batch's slots. */
     void (*kv_write)(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *k,
                      const float *v);
     /* Stores x [n_rows][d] as the hidden rows of those sequences whose kv has d_hidden > 0. */
     void (*hidden_write)(struct kn *kn, const struct kn_batch *b, const float *x);
-    /* out [n_rows][d] = the stored hidden rows at row_slots (HOST [n_rows]) of the batch's sequences. */
-    void (*hidden_read)(struct kn *kn, const struct kn_batch *b, const uint32_t *row_slots, float *out);
-    /* out [n_rows][n_heads][head_dim] = softmax(q.k * scale) v over each row's visible indices; query head h
-     * uses KV head h / (n_heads / n_kv_heads). No n x n matrix. */
+    /* out [n_rows][d] = the stored hidden rows at row_slots (HOST [n_rows]) of the batch's
+     * sequences. */
+    void (*hidden_read)(struct kn *kn, const struct kn_batch *b, const uint32_t *row_slots,
+                        float *out);
+    /* out [n_rows][n_heads][head_dim] = softmax(q.k * scale) v over each row's visible indices;
+     * query head h uses KV head h / (n_heads / n_kv_heads). No n x n matrix. */
     void (*attention)(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *q,
                       uint32_t n_heads, float scale, float *out);
     /* out = silu(gate) * up, [n] each; out may be gate. */
@@ -145,38 +168,46 @@ struct kn_ops {
     void (*gather_rows)(struct kn *kn, float *out, const float *x, const uint32_t *rows, uint32_t n,
                         uint32_t d);
 
-    /* ---- scores ---------------------------------------------------------------------------------- */
+    /* ---- scores
+     * ---------------------------------------------------------------------------------- */
     /* ret[r] (HOST) = x[r] . row ids[r] of w, one dot product a row: x [rows][cols], ids HOST. */
     void (*row_logit)(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
                       const int32_t *ids, float *ret);
-    /* ret[r] (HOST) = log(sum over all rows v of w of exp(x[r] . w[v])), vocabulary slice by slice, online. */
-    void (*row_lse)(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows, float *ret);
+    /* ret[r] (HOST) = log(sum over all rows v of w of exp(x[r] . w[v])), vocabulary slice by slice,
+     * online. */
+    void (*row_lse)(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
+                    float *ret);
 
-    /* ---- what the baseline policies look at -------------------------------------------------------- */
-    /* ret (HOST) [count][n_kv_heads][head_dim] f32 = stored keys of cache indices first.. of one layer. */
+    /* ---- what the baseline policies look at
+     * -------------------------------------------------------- */
+    /* ret (HOST) [count][n_kv_heads][head_dim] f32 = stored keys of cache indices first.. of one
+     * layer. */
     void (*keys_read)(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32_t first,
                       uint32_t count, float *ret);
-    /* ret (HOST) [s->n] = softmax weights of one query q (HOST [n_heads][head_dim], rotated) over the whole
-     * sequence at one layer, mean over the query heads. */
+    /* ret (HOST) [s->n] = softmax weights of one query q (HOST [n_heads][head_dim], rotated) over
+     * the whole sequence at one layer, mean over the query heads. */
     void (*attention_row)(struct kn *kn, const struct kn_seq *s, uint32_t layer, const float *q,
                           uint32_t n_heads, float scale, float *ret);
 };
 
 #define KN_MAGIC 0x6b6e3031u
-/* Backends embed this as their first member. Counters are exact and include what the threads hold. */
+/* Backends embed this as their first member. Counters are exact and include what the threads hold.
+ */
 struct kn {
     unsigned magic;
     const struct kn_ops *ops;
-    const char *name;      /* "ref", "cpu" */
-    char isa[32];          /* "scalar", "avx2", "avx512-vnni": what the ops run on; part of the arithmetic's identity */
+    const char *name; /* "ref", "cpu" */
+    char isa[32]; /* "scalar", "avx2", "avx512-vnni": what the ops run on; part of the arithmetic's
+                     identity */
     uint32_t n_threads;
     size_t bytes_buffers, bytes_weights, bytes_arena; /* committed now */
 };
 
 struct kn_options {
     const char *backend; /* "auto", "ref", "cpu", "cuda" */
-    const char *isa;     /* NULL: the best one; else force "avx2", "scalar" ... (KN_EUNSUPPORTED if the machine lacks it) */
-    uint32_t threads;    /* 0: one per online core of the affinity mask, at most 64 */
+    const char *isa;  /* NULL: the best one; else force "avx2", "scalar" ... (KN_EUNSUPPORTED if the
+                         machine lacks it) */
+    uint32_t threads; /* 0: one per online core of the affinity mask, at most 64 */
 };
 
 /* registry.c. why (>= 160 bytes, may be NULL) says in a sentence why a backend was refused. */

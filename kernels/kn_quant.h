@@ -1,5 +1,6 @@
 /* kn_quant.h: tensor types of GGUF files: names, block lengths and sizes. Layouts only, no maths.
- * The numbers are GGUF's own (they stand in files). Backends and the file reader share this table. */
+ * The numbers are GGUF's own (they stand in files). Backends and the file reader share this table.
+ */
 #ifndef BACKCAST_KN_QUANT_H
 #define BACKCAST_KN_QUANT_H
 #include <stddef.h>
@@ -36,7 +37,8 @@ const struct kn_type_info *kn_type_find(uint32_t type);
 const struct kn_type_info *kn_type_named(const char *name);
 
 /* Expands `count` values (a multiple of the block) of packed type to f32: the scalar truth of every
- * format, used by ref, by loaders of small tensors, and by tests. type must be a known float or block type. */
+ * format, used by ref, by loaders of small tensors, and by tests. type must be a known float or
+ * block type. */
 void kn_dequant(enum kn_type type, const void *packed, size_t count, float *ret);
 
 /* IEEE half and bfloat16, round to nearest even; NaN stays NaN. */

@@ -1,8 +1,9 @@
-/* base.h: what every layer of the daemon leans on: magic numbers, assertions, error codes and errors
- * that name what and where. No state, no threads.
+/* base.h: what every layer of the daemon leans on: magic numbers, assertions, error codes and
+ * errors that name what and where. No state, no threads.
  *
- * Assertions state facts about the program and stay on in releases; the world (files, clients, memory)
- * is handled with negative codes. A function that fails leaves its ret_* outputs untouched. */
+ * Assertions state facts about the program and stay on in releases; the world (files, clients,
+ * memory) is handled with negative codes. A function that fails leaves its ret_* outputs untouched.
+ */
 #ifndef BACKCAST_BASE_H
 #define BACKCAST_BASE_H
 #include <stdarg.h>
@@ -17,8 +18,9 @@ enum bc_code {
 #undef ERR
 };
 
-/* An error as it travels up: code, the field, key or tensor that it concerns ("" if none), one sentence,
- * and for BUDGET and BUSY the numbers. All functions that can fail for the world's sake take one. */
+/* An error as it travels up: code, the field, key or tensor that it concerns ("" if none), one
+ * sentence, and for BUDGET and BUSY the numbers. All functions that can fail for the world's sake
+ * take one. */
 struct err {
     int code;
     char field[64];

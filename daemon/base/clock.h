@@ -9,5 +9,8 @@ static inline uint64_t clock_ns(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
-static inline uint64_t clock_us(void) { return clock_ns() / 1000; }
+static inline uint64_t clock_us(void)
+{
+    return clock_ns() / 1000;
+}
 #endif

@@ -1,7 +1,7 @@
 /* log.h: log lines with a topic and a level, to stderr (systemd's journal reads the <N> prefix).
  *
- * A level may be set per topic by glob: "info", "evict.*:trace,ipc:debug,info". Thread-safe: a line is
- * one write(2). The level table is one of the two globals of the daemon. */
+ * A level may be set per topic by glob: "info", "evict.*:trace,ipc:debug,info". Thread-safe: a line
+ * is one write(2). The level table is one of the two globals of the daemon. */
 #ifndef BACKCAST_LOG_H
 #define BACKCAST_LOG_H
 #include <stdbool.h>

@@ -1,14 +1,16 @@
-/* seqcache.h: the KV cache of one sequence: which tokens are cached, in order, and where each one lies.
+/* seqcache.h: the KV cache of one sequence: which tokens are cached, in order, and where each one
+ * lies.
  *
  *   index      0      1      2      3          (cache order = token order)
  *   id         17     3      90     4          token
- *   position   0      1      7      8          given once, never renumbered: keys keep their rotary embedding
- *   stream     0      1      7      8          count of the token in the session's life
+ *   position   0      1      7      8          given once, never renumbered: keys keep their rotary
+ * embedding stream     0      1      7      8          count of the token in the session's life
  *   slot       64     65     71     3          page * 64 + row in the pool
  *
- * An eviction edits these arrays and moves no K or V; freed slots are refilled by the next tokens. Pages are private here (part
- * of the design: shared pages are never written). Owner: the engine thread. Invariants: indices ascending in stream; every slot lies in a
- * page that this sequence holds, no slot twice; rows + free slots = pages * 64.
+ * An eviction edits these arrays and moves no K or V; freed slots are refilled by the next tokens.
+ * Pages are private here (part of the design: shared pages are never written). Owner: the engine
+ * thread. Invariants: indices ascending in stream; every slot lies in a page that this sequence
+ * holds, no slot twice; rows + free slots = pages * 64.
  */
 #ifndef BACKCAST_SEQCACHE_H
 #define BACKCAST_SEQCACHE_H
@@ -27,20 +29,27 @@ const uint64_t *seqcache_stream(const struct seqcache *s);   /* [count] */
 const uint32_t *seqcache_slots(const struct seqcache *s);    /* [count] */
 struct kn_seq seqcache_view(const struct seqcache *s);
 
-/* Makes room for n more rows: takes pages as needed. All or nothing. BC_EBUDGET / BC_ENOMEM. Pages that seqcache_reserve would take: */
+/* Makes room for n more rows: takes pages as needed. All or nothing. BC_EBUDGET / BC_ENOMEM. Pages
+ * that seqcache_reserve would take: */
 uint32_t seqcache_pages_needed(const struct seqcache *s, uint32_t n);
 int seqcache_reserve(struct seqcache *s, uint32_t n, struct err *e);
-/* Appends n reserved rows (asserted): ids, positions first_position.., stream indices first_stream... The rows are part of the view at once; the
- * pass that writes their K and V follows. */
-void seqcache_append(struct seqcache *s, uint32_t n, const int32_t *ids, int32_t first_position, uint64_t first_stream);
-void seqcache_pop(struct seqcache *s, uint32_t n); /* takes the last n rows back (a pass that failed) */
+/* Appends n reserved rows (asserted): ids, positions first_position.., stream indices
+ * first_stream... The rows are part of the view at once; the pass that writes their K and V
+ * follows. */
+void seqcache_append(struct seqcache *s, uint32_t n, const int32_t *ids, int32_t first_position,
+                     uint64_t first_stream);
+void seqcache_pop(struct seqcache *s,
+                  uint32_t n); /* takes the last n rows back (a pass that failed) */
 
-/* Keeps exactly the n_keep cache indices of keep (ascending, asserted); the rest go. Moves no K or V. */
+/* Keeps exactly the n_keep cache indices of keep (ascending, asserted); the rest go. Moves no K or
+ * V. */
 void seqcache_evict(struct seqcache *s, const uint32_t *keep, uint32_t n_keep);
-/* Moves live rows together so that whole pages can be given back; returns the number of pages freed. */
+/* Moves live rows together so that whole pages can be given back; returns the number of pages
+ * freed. */
 uint32_t seqcache_compact(struct seqcache *s);
 
 size_t seqcache_bytes_live(const struct seqcache *s); /* rows x row cost */
 size_t seqcache_bytes_held(const struct seqcache *s); /* pages x page cost */
-uint64_t seqcache_rows_moved(const struct seqcache *s); /* by compact, ever: an eviction must not move any */
+uint64_t
+seqcache_rows_moved(const struct seqcache *s); /* by compact, ever: an eviction must not move any */
 #endif

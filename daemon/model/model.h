@@ -1,11 +1,13 @@
 /* model.h: a language model ready to run: weights on a backend, one straight-line file per family.
  *
- * Owns the weights and the scratch of a pass; knows nothing of sessions, budgets or pages: a caller gives it rows, positions and
- * slot lists (kn_batch) and gets logits or scores. One thread (the engine's) calls forward and score at a time. All scratch is
- * allocated at open for max_rows rows: a pass allocates nothing.
+ * Owns the weights and the scratch of a pass; knows nothing of sessions, budgets or pages: a caller
+ * gives it rows, positions and slot lists (kn_batch) and gets logits or scores. One thread (the
+ * engine's) calls forward and score at a time. All scratch is allocated at open for max_rows rows:
+ * a pass allocates nothing.
  *
- * Source of the scores: Gould and van den Hengel, "Back from the Future: Key-Value Cache Management by Counter-Causal
- * Surprise", arXiv 2607.27600; daemon/evict/README.md has the method in our words.
+ * Source of the scores: Gould and van den Hengel, "Back from the Future: Key-Value Cache Management
+ * by Counter-Causal Surprise", arXiv 2607.27600; daemon/evict/README.md has the method in our
+ * words.
  */
 #ifndef BACKCAST_MODEL_H
 #define BACKCAST_MODEL_H
@@ -26,40 +28,47 @@ struct model_info {
     uint32_t n_layers, d_model, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, context_train;
     uint32_t max_rows, max_out;
     uint64_t n_params;
-    uint64_t identity;  /* gguf_identity: journal and saved caches check it */
+    uint64_t identity; /* gguf_identity: journal and saved caches check it */
     size_t bytes_weights, bytes_scratch;
 };
 
 /* g must stay open until model_open returns (weights are repacked; nothing of the mapping is kept).
- * BC_EUNSUPPORTED: family or type; BC_ECORRUPT: missing or misshapen tensor or key, named in e->field. progress may be NULL; it is called
- * with bytes done of total, from this thread. */
-int model_open(struct model **ret, struct kn *kn, const struct gguf *g, const struct model_options *opt,
-               void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg, struct err *e);
+ * BC_EUNSUPPORTED: family or type; BC_ECORRUPT: missing or misshapen tensor or key, named in
+ * e->field. progress may be NULL; it is called with bytes done of total, from this thread. */
+int model_open(struct model **ret, struct kn *kn, const struct gguf *g,
+               const struct model_options *opt,
+               void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg,
+               struct err *e);
 void model_close(struct model **m);
 const struct model_info *model_info(const struct model *m);
 struct kn *model_kn(const struct model *m);
-/* Fills the shape fields of a page layout for this model (base stays NULL, stride = page bytes rounded up to 4096). */
+/* Fills the shape fields of a page layout for this model (base stays NULL, stride = page bytes
+ * rounded up to 4096). */
 void model_kv_shape(const struct model *m, enum kn_type kv_type, bool hidden, struct kn_kv *ret);
 
 /* What a pass should hand out. All HOST. */
 struct model_out {
     const uint32_t *rows; /* [n] batch rows whose logits are wanted, ascending */
     uint32_t n;
-    float *logits;        /* [n][n_vocab] */
+    float *logits;              /* [n][n_vocab] */
     const uint32_t *query_rows; /* [n_query] batch rows whose last-layer query is wanted (tova) */
     uint32_t n_query;
-    float *queries;       /* [n_query][n_heads][head_dim], rotated */
+    float *queries; /* [n_query][n_heads][head_dim], rotated */
 };
 
-/* EXTEND: appends the batch's rows to their sequences (K, V and hidden rows are written at their slots) and gives
- * logits of the wanted rows. b->n_rows <= max_rows, out->n <= max_out: asserted. BC_EDEVICE when the device failed. */
-int model_forward(struct model *m, const struct kn_batch *b, const struct model_out *out, struct err *e);
+/* EXTEND: appends the batch's rows to their sequences (K, V and hidden rows are written at their
+ * slots) and gives logits of the wanted rows. b->n_rows <= max_rows, out->n <= max_out: asserted.
+ * BC_EDEVICE when the device failed. */
+int model_forward(struct model *m, const struct kn_batch *b, const struct model_out *out,
+                  struct err *e);
 
-/* SCORE: counter-causal scores of cached tokens first .. first+count-1 of one sequence (cache indices).
- * ids, positions: [seq.n] in cache order. full: all layers from the embeddings; fast: last layer only from the stored hidden rows
- * (kv.d_hidden > 0: asserted), without its MLP. Row i attends to the STORED keys and values of cache indices j > i + min_gap; then
- * final norm and the head's row of its own token: logit, or log-probability. A row that sees nothing (the last min_gap + 1)
- * scores -INFINITY. Rows do not depend on each other, so a refresh may be cut anywhere: the results are the same. */
+/* SCORE: counter-causal scores of cached tokens first .. first+count-1 of one sequence (cache
+ * indices). ids, positions: [seq.n] in cache order. full: all layers from the embeddings; fast:
+ * last layer only from the stored hidden rows (kv.d_hidden > 0: asserted), without its MLP. Row i
+ * attends to the STORED keys and values of cache indices j > i + min_gap; then final norm and the
+ * head's row of its own token: logit, or log-probability. A row that sees nothing (the last min_gap
+ * + 1) scores -INFINITY. Rows do not depend on each other, so a refresh may be cut anywhere: the
+ * results are the same. */
 struct model_score {
     struct kn_seq seq;
     const int32_t *ids, *positions;

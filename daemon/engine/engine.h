@@ -1,0 +1,292 @@
+/* engine.h: the one thread that owns sessions and caches.
+ *
+ *   loop thread --command--> [intake: template + tokens] --command--> [engine] --report--> loop
+ * thread
+ *
+ * A command has one owner at a time: engine_post takes it (it must be malloced with command_new),
+ * the engine frees it. Reports travel back through a bounded queue per session and one for replies;
+ * the loop takes them with engine_take and frees them with report_free. Nobody else touches a
+ * session. The engine never waits for a reader: when a session's queue or ring has no room the
+ * session is parked and its neighbours go on.
+ *
+ * The step, on one screen, is engine_step in engine.c:
+ *   take inbox -> pick rows -> reserve memory (prune first where due) -> one forward pass per model
+ * -> sample -> deliver -> stats
+ *
+ * Threads: engine_post, engine_take from the loop thread; engine_step from the engine thread only
+ * (engine_start makes it; tests may step by hand instead). Models are shared, immutable and
+ * reference-counted by the engine.
+ */
+#ifndef BACKCAST_ENGINE_H
+#define BACKCAST_ENGINE_H
+#include "base.h"
+#include "evict.h"
+#include "chat.h"
+
+struct engine;
+
+#define ENGINE_SESSIONS_MAX 4096
+#define ENGINE_INBOX_MAX 4096 /* commands under way: BC_EBUSY beyond */
+#define SESSION_REPORTS_MAX                                                                        \
+    4096 /* stream reports waiting for the loop, per session: then the session is parked */
+#define GENERATE_STOPS_MAX 8
+#define GENERATE_STOP_BYTES_MAX 256
+#define GENERATE_LOGPROBS_MAX 20
+
+struct engine_options {
+    const char *backend, *isa; /* kn_options */
+    uint32_t threads;
+    const char *default_model;      /* path; loaded by engine_open unless NULL */
+    const char *default_model_name; /* "" or NULL: the file's */
+    const struct engine_model_path
+        *models; /* names that OpenSession takes beside paths; [n_models]; copied */
+    size_t n_models;
+    uint64_t kv_memory;          /* bytes of pages of all sessions together: hard; never 0 */
+    uint64_t session_budget;     /* default budget of a session, bytes */
+    uint32_t max_rows;           /* rows of a pass: decodes first, the rest is prefill; 0: 512 */
+    uint32_t prefill_chunk;      /* most prompt rows of one session in one pass; 0: 256 */
+    uint32_t score_rows;         /* most refresh rows of a session between two passes; 0: 512 */
+    uint32_t max_sessions;       /* 0: ENGINE_SESSIONS_MAX */
+    uint32_t max_tokens_default; /* 0: 512 */
+    void (*wake)(
+        void *arg); /* called (any thread) when engine_take has something new; e.g. uv_async_send */
+    void *wake_arg;
+    void (*progress)(void *arg, const char *model, uint64_t done,
+                     uint64_t total); /* loading; may be NULL */
+    void *progress_arg;
+};
+struct engine_model_path {
+    const char *name, *path, *chat_template;
+};
+
+/* Opens the backend and the default model. */
+int engine_open(struct engine **ret, const struct engine_options *opt, struct err *e);
+int engine_start(struct engine *en, struct err *e); /* the intake and engine threads */
+void engine_stop(struct engine *en);   /* any thread; ends every request with END_RETRY, joins;
+                                          reports stay readable */
+void engine_close(struct engine **en); /* after engine_stop (if started); frees everything, checks
+                                          that all bytes are back */
+
+/* ---- commands
+ * -------------------------------------------------------------------------------------- */
+
+enum command_type {
+    CMD_OPEN,
+    CMD_GENERATE,
+    CMD_CANCEL,
+    CMD_BUDGET,
+    CMD_PRUNE,
+    CMD_SCORES,
+    CMD_CLOSE,
+    CMD_GONE, /* the client of connection `conn` went away: unnamed sessions close, named ones are
+                 cancelled and kept */
+    CMD_STAT,
+    CMD_LOAD,
+    CMD_UNLOAD,
+    CMD_ROOM,   /* the loop made room in a parked session's ring: look again (see session_port) */
+    CMD_ATTACH, /* a named session gets a new owner connection */
+};
+
+/* The loop's side of a session's ring as the engine sees it: written by the loop, read by the
+ * engine. Reference-counted: loop + engine. */
+struct session_port {
+    _Atomic uint32_t refs;
+    _Atomic uint32_t room; /* bytes free in the d2c ring as last seen by the loop; the engine parks
+                              below PORT_ROOM_MIN */
+    _Atomic uint32_t queued; /* reports handed out and not yet in the ring */
+};
+#define PORT_ROOM_MIN 4096
+struct session_port *port_new(void);
+void port_drop(struct session_port **p);
+
+struct generate_options {
+    uint32_t max_tokens; /* UINT32_MAX: the default */
+    float temperature, top_p, min_p, repeat_penalty;
+    uint32_t top_k, repeat_last;
+    uint64_t seed;
+    uint32_t n_stop;
+    struct {
+        uint16_t len;
+        char bytes[GENERATE_STOP_BYTES_MAX];
+    } stop[GENERATE_STOPS_MAX];
+    int32_t n_logprobs; /* -1: none */
+    bool prompt_logprobs, ignore_end;
+};
+void generate_options_init(
+    struct generate_options *o); /* the daemon's defaults: greedy, 512 tokens */
+int generate_options_check(const struct generate_options *o,
+                           struct err *e); /* ranges; names the field */
+
+enum prompt_kind { PROMPT_CHAT, PROMPT_RAW, PROMPT_IDS };
+
+struct command {
+    enum command_type type;
+    uint64_t conn;       /* connection of the loop, for replies */
+    uint32_t request_id; /* echoed in the reply */
+    uint32_t uid;
+    bool admin;
+    uint64_t session;
+    struct command *next; /* queues */
+    union {
+        struct {
+            struct evict_request evict; /* strings point into `strings` */
+            const char *model, *kv_type, *name, *chat_template;
+            char *strings; /* one allocation, freed with the command; NULL: none */
+            char client[64];
+            int32_t priority;
+            struct session_port *port; /* the engine takes a reference of its own */
+        } open;
+        struct {
+            enum prompt_kind kind;
+            char role[16];
+            char *text; /* malloced, freed with the command */
+            size_t len;
+            int32_t *ids; /* kind IDS: given; else made by intake */
+            size_t n_ids, n_system;
+            enum chat_state
+                chat; /* in: where the conversation stands (the loop keeps it from END reports) */
+            enum chat_state chat_after;
+            struct generate_options opt;
+            int failed; /* intake's verdict, sent on so that the order of replies holds */
+            struct err err;
+        } generate;
+        struct {
+            uint64_t bytes;
+            uint32_t tokens, keep;
+        } budget; /* CMD_PRUNE uses keep */
+        struct {
+            char *path;
+        } load;
+        struct {
+            struct session_port *port;
+            char name[65];
+        } attach;
+    } u;
+};
+struct command *command_new(enum command_type type, uint64_t conn, uint32_t request_id);
+void command_free(struct command **c);
+
+/* Takes *c (set to NULL) or fails with BC_EBUSY (*c untouched). */
+int engine_post(struct engine *en, struct command **c, struct err *e);
+
+/* ---- reports
+ * --------------------------------------------------------------------------------------- */
+
+enum report_type {
+    REP_ERROR,
+    REP_OPENED,
+    REP_ACCEPTED,
+    REP_BUDGET,
+    REP_PRUNED_REPLY,
+    REP_CLOSED,
+    REP_STAT,
+    REP_SCORES_REPLY,
+    REP_DONE,
+    REP_ATTACHED,
+    /* stream reports: in order, one session */
+    REP_TOKENS,
+    REP_LOGPROB,
+    REP_PROGRESS,
+    REP_PRUNED,
+    REP_SCORES,
+    REP_END,
+};
+struct report_top {
+    int32_t id;
+    float logprob;
+};
+struct report_score {
+    uint64_t stream;
+    int32_t id, position;
+    float score;
+    uint32_t flags;
+};
+struct report_session { /* for REP_OPENED, REP_ATTACHED, REP_BUDGET and each session of REP_STAT */
+    uint64_t id, budget_bytes, page_bytes, row_bytes, live, held, prunes, dropped, tokens_in,
+        tokens_out, prune_micros, last_use_us;
+    uint32_t uid, budget, keep, frozen, recent, tokens, context;
+    char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32];
+    bool attached;
+};
+struct report_model {
+    char name[96], family[16], path[256], backend[48], chat_template[32];
+    uint64_t bytes_weights, bytes_scratch;
+    uint32_t context, sessions;
+};
+struct report {
+    enum report_type type;
+    uint64_t conn, session;
+    uint32_t request_id;
+    struct report *next;
+    size_t bytes; /* malloced size, for accounting */
+    union {
+        struct err error;
+        struct report_session info;
+        struct {
+            uint64_t first_stream;
+            uint32_t n_ids, text_len;
+            int32_t *ids;
+            char *text;
+        } tokens; /* inside the allocation */
+        struct {
+            uint64_t stream;
+            int32_t id;
+            float logprob;
+            uint32_t n_top;
+            bool prompt;
+            struct report_top top[GENERATE_LOGPROBS_MAX];
+        } logprob;
+        struct {
+            uint32_t done, total;
+        } progress;
+        struct {
+            uint32_t tokens_before, tokens_after, reason;
+            uint64_t live_before, live_after, held_before, held_after, micros;
+            char policy[32];
+            uint32_t n_ranges;
+            struct evict_range *ranges; /* inside the allocation */
+        } pruned;
+        struct {
+            uint32_t n, total, offset;
+            struct report_score *rows;
+        } scores;
+        struct {
+            uint32_t reason, code, tokens_in, tokens_out, tokens_cached, prunes, end_id;
+            uint64_t tokens_dropped, prefill_us, decode_us;
+            enum chat_state chat; /* where the conversation stands now: the loop passes it with the
+                                     next GENERATE */
+            char text[256];
+        } end;
+        struct {
+            uint32_t n_sessions, n_models;
+            struct report_session *sessions; /* inside the allocation */
+            struct report_model *models;
+            uint64_t kv_held, kv_memory, bytes_weights, bytes_scratch, steps;
+        } stat;
+        struct {
+            uint64_t bytes_freed;
+        } closed;
+    } u;
+};
+/* The next report, or NULL. Loop thread. Stream reports of a session come in order; replies in the
+ * order of their requests. The loop subtracts from port->queued when a report has gone into the
+ * ring. */
+struct report *engine_take(struct engine *en);
+void report_free(struct report **r);
+
+/* ---- stepping and looking (tests; the engine thread)
+ * -------------------------------------------------- */
+
+enum engine_state { ENGINE_IDLE, ENGINE_RAN };
+enum engine_state engine_step(struct engine *en);
+/* Exact counters of this instant; engine thread or a stopped engine. */
+struct engine_counts {
+    uint64_t kv_held, kv_live, bytes_weights, bytes_scratch, steps, reports_queued;
+    uint32_t sessions;
+};
+void engine_counts(const struct engine *en, struct engine_counts *ret);
+/* Totals for the stats page, published by the engine once a step under a sequence lock; any thread.
+ */
+void engine_totals(struct engine *en, struct engine_counts *ret);
+const char *engine_default_model(const struct engine *en);
+#endif
