@@ -1,4 +1,4 @@
-/* kn_quant.c: the table of tensor types and the float conversions that everybody shares. */
+/* kn_quant.c: the table of tensor types. */
 #include "kn_quant.h"
 #include <string.h>
 
