@@ -1,4 +1,5 @@
-/* log.c: see log.h. At most 16 topic rules; the first that matches wins; the bare level comes last. */
+/* log.c: see log.h. At most 16 topic rules; the first that matches wins; the bare level comes last.
+ */
 #include "log.h"
 #include "base.h"
 #include <fnmatch.h>

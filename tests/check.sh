@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# make check: house rules, then every test of the release build (with the default model), then the small models
+# under AddressSanitizer and UndefinedBehaviorSanitizer, then the threaded code under ThreadSanitizer. --long adds the long tests.
+# The last line counts: N passed, N failed.
+set -u
+cd "$(dirname "$0")/.."
+jobs=$(nproc)
+long=0
+[ "${1-}" != --long ] || long=1
+passed=0 failed=0
+export CTEST_OUTPUT_ON_FAILURE=1
+
+build() { # preset: builds it or stops everything
+    cmake --preset "$1" >"build/$1.cmake.log" 2>&1 || { cat "build/$1.cmake.log"; echo "0 passed, 1 failed"; exit 1; }
+    cmake --build "build/$1" -j "$jobs" >"build/$1.make.log" 2>&1 ||
+        { grep -E -A8 'error|warning|undefined' "build/$1.make.log" | head -n 60; echo "0 passed, 1 failed"; exit 1; }
+}
+run() { # preset, ctest arguments: runs its tests and adds them up
+    preset=$1; shift
+    echo "== $preset: ctest $*"
+    ctest --test-dir "build/$preset" --no-tests=error "$@" 2>&1 | tee "build/$preset.ctest.log" | grep -vE '^ *Start|^Internal|^Test project'
+    f=$(grep -cE '\*\*\*(Failed|Timeout|Exception|Not Run)' "build/$preset.ctest.log")
+    s=$(grep -cE '\*\*\*Skipped' "build/$preset.ctest.log")
+    p=$(grep -cE 'Test +#[0-9]+:.* Passed ' "build/$preset.ctest.log")
+    [ "$p" -gt 0 ] || f=$((f + 1))
+    [ "$s" = 0 ] || echo "($s skipped)"
+    passed=$((passed + p)) failed=$((failed + f))
+}
+
+mkdir -p build
+start=$SECONDS
+if tests/style.sh; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+build release
+build/release/bin/backcast pull || { echo "the default model could not be fetched"; failed=$((failed + 1)); }
+if [ $long = 1 ]; then run release; else run release -LE long; fi
+build asan
+run asan -LE 'long|model'
+build tsan
+run tsan -L threads
+echo "make check took $((SECONDS - start)) s"
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
