@@ -14,6 +14,8 @@
 struct pool;
 
 #define POOL_PAGE_NONE UINT32_MAX
+#define POOL_PAGES_MAX                                                                             \
+    (UINT32_MAX / KN_PAGE_ROWS - 1) /* so that every slot (page * 64 + row) fits in 32 bits */
 /* Host-side bytes of a cached token beside its page: id, position, stream index (8), slot, and one
  * policy value. Charged with the page. */
 #define POOL_INDEX_BYTES 24
