@@ -39,11 +39,33 @@ const struct kn_int8_format *kn_int8_format(enum kn_type type)
     return NULL;
 }
 
-static float half_at(const uint8_t *p)
+static uint16_t half_bits(const uint8_t *p)
 {
     uint16_t h;
     memcpy(&h, p, 2);
-    return kn_f16_to_f32(h);
+    return h;
+}
+
+/* D and M of sub-block h of a 256-format: a half at p times a small integer. */
+static void scaled(struct kn_int8_block *ret, unsigned h, const uint8_t *p, int scale)
+{
+    ret->half_d = half_bits(p);
+    ret->scale[h] = (int8_t)scale;
+    ret->d[h] = kn_f16_to_f32(ret->half_d) * (float)scale;
+}
+
+static void offset(struct kn_int8_block *ret, unsigned h, const uint8_t *p, unsigned min)
+{
+    ret->half_m = half_bits(p);
+    ret->min[h] = (uint8_t)min;
+    ret->m[h] = -(kn_f16_to_f32(ret->half_m) * (float)min);
+}
+
+/* M of a 32-format is the half itself. */
+static void plain_offset(struct kn_int8_block *ret, const uint8_t *p)
+{
+    ret->half_m = half_bits(p);
+    ret->m[0] = kn_f16_to_f32(ret->half_m);
 }
 
 static void nibbles(const uint8_t *q, uint8_t *u)
@@ -70,7 +92,7 @@ static void table_codes(uint8_t *u)
 /* The 32-value formats: block b is the b-th of the row. */
 static void unpack_small(enum kn_type type, const uint8_t *p, struct kn_int8_block *ret)
 {
-    ret->d[0] = half_at(p);
+    scaled(ret, 0, p, 1);
     switch (type) {
     case KN_Q8_0:
         for (int i = 0; i < 32; i++)
@@ -80,7 +102,7 @@ static void unpack_small(enum kn_type type, const uint8_t *p, struct kn_int8_blo
         nibbles(p + 2, ret->u);
         break;
     case KN_Q4_1:
-        ret->m[0] = half_at(p + 2);
+        plain_offset(ret, p + 2);
         nibbles(p + 4, ret->u);
         break;
     case KN_Q5_0:
@@ -88,7 +110,7 @@ static void unpack_small(enum kn_type type, const uint8_t *p, struct kn_int8_blo
         fifth_bits(p + 2, ret->u);
         break;
     case KN_Q5_1:
-        ret->m[0] = half_at(p + 2);
+        plain_offset(ret, p + 2);
         nibbles(p + 8, ret->u);
         fifth_bits(p + 4, ret->u);
         break;
@@ -119,8 +141,8 @@ static void unpack_q45k(bool five, const uint8_t *p, unsigned j, struct kn_int8_
 {
     unsigned scale, min;
     k_scale(p + 4, j, &scale, &min);
-    ret->d[0] = half_at(p) * (float)scale;
-    ret->m[0] = -(half_at(p + 2) * (float)min);
+    scaled(ret, 0, p, (int)scale);
+    offset(ret, 0, p + 2, min);
     const uint8_t *q = p + (five ? 48 : 16) + 32 * (j / 2);
     for (int i = 0; i < 32; i++)
         ret->u[i] = j % 2 ? q[i] >> 4 : q[i] & 15;
@@ -136,8 +158,8 @@ static void unpack_q2k(const uint8_t *p, unsigned j, struct kn_int8_block *ret)
     for (int i = 0; i < 32; i++)
         ret->u[i] = (q[i] >> (2 * (j % 4))) & 3;
     for (unsigned h = 0; h < 2; h++) {
-        ret->d[h] = half_at(p + 80) * (float)(p[2 * j + h] & 15);
-        ret->m[h] = -(half_at(p + 82) * (float)(p[2 * j + h] >> 4));
+        scaled(ret, h, p + 80, p[2 * j + h] & 15);
+        offset(ret, h, p + 82, p[2 * j + h] >> 4);
     }
 }
 
@@ -156,7 +178,7 @@ static void unpack_q3k(const uint8_t *p, unsigned j, struct kn_int8_block *ret)
     for (int i = 0; i < 32; i++)
         ret->u[i] = (uint8_t)(((q[i] >> (2 * (j % 4))) & 3) | ((p[i] >> j) & 1) << 2);
     for (unsigned h = 0; h < 2; h++)
-        ret->d[h] = half_at(p + 108) * (float)q3k_scale(p + 96, 2 * j + h);
+        scaled(ret, h, p + 108, q3k_scale(p + 96, 2 * j + h));
 }
 
 /* Q6_K, half t = j / 4 (128 values), part = j % 4: low four bits from ql (parts 0, 1: low nibbles
@@ -170,14 +192,14 @@ static void unpack_q6k(const uint8_t *p, unsigned j, struct kn_int8_block *ret)
         ret->u[i] = (uint8_t)(low | ((qh[i] >> (2 * part)) & 3u) << 4);
     }
     for (unsigned h = 0; h < 2; h++)
-        ret->d[h] = half_at(p + 208) * (float)(int8_t)p[192 + 2 * j + h];
+        scaled(ret, h, p + 208, (int8_t)p[192 + 2 * j + h]);
 }
 
 static void unpack_iq4xs(const uint8_t *p, unsigned j, struct kn_int8_block *ret)
 {
     unsigned high = p[2 + j / 4], low = p[4 + j / 2];
     int scale = (int)(((low >> (4 * (j % 2))) & 15u) | ((high >> (2 * (j % 4))) & 3u) << 4) - 32;
-    ret->d[0] = half_at(p) * (float)scale;
+    scaled(ret, 0, p, scale);
     nibbles(p + 8 + 16 * j, ret->u);
     table_codes(ret->u);
 }

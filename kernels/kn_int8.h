@@ -79,10 +79,14 @@ struct kn_int8_format {
 };
 
 /* One 32-block of weights, taken apart. d[1] and m[1] are 0 if n_sub is 1; m is 0 without has_min.
- */
+ * Behind D and M stand the file's own numbers, for packed layouts that keep them: D = half(half_d)
+ * * scale, M = half(half_m) in formats of 32 values, -(half(half_m) * min) in those of 256. */
 struct kn_int8_block {
     uint8_t u[KN_INT8_BLOCK];
     float d[2], m[2];
+    uint16_t half_d, half_m;
+    int8_t scale[2]; /* 1 in formats of 32 values */
+    uint8_t min[2];
 };
 
 /* NULL for F32, F16, BF16 and I32. */
