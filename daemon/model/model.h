@@ -12,9 +12,9 @@
 #ifndef BACKCAST_MODEL_H
 #define BACKCAST_MODEL_H
 #include "base.h"
-#include "gguf.h"
 #include "kn.h"
 
+struct gguf; /* gguf.h: whoever opens a model includes it */
 struct model;
 
 struct model_options {

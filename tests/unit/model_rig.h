@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "gguf.h"
 #include "model.h"
 
 struct rig_options {
