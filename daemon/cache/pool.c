@@ -1,13 +1,12 @@
 /* pool.c: pages out of one reserved arena.
  *
- *   arena   | page 0 | page 1 | page 2 | page 3 | ...            max_pages x stride bytes of
- * addresses out      free     out      never yet taken ^ n_fresh: pages below it were out at least
- * once refs      1        0        2        0 spare     [1]                         a stack: the
- * page dropped last is taken first
+ *   arena   | page 0 | page 1 | page 2 | page 3 | ...    max_pages x stride bytes of addresses
+ *             out      free     out      never out yet: n_fresh = 3
+ *   refs      1        0        2        0
+ *   spare     [1]                                        a stack: dropped last, taken first
  *
  * A page is committed memory exactly while refs > 0. page_out and page_back are the only two places
- * where a page changes hands, and the only two where pages_out moves. Invariant: pages_out +
- * n_spare = n_fresh.
+ * where a page changes hands, and where pages_out moves. Invariant: pages_out + n_spare = n_fresh.
  */
 #include "pool.h"
 #include <stdlib.h>

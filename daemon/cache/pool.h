@@ -1,5 +1,4 @@
-/* pool.h: fixed pages of K and V (and hidden rows): allocation, reference counts, exact byte
- * counts.
+/* pool.h: fixed pages of K and V (and hidden rows): allocation, references, exact byte counts.
  *
  * One pool per (model, kv type, hidden yes/no). Address space for all pages is reserved when the
  * pool opens; a page is committed when it is taken and given back to the system when its last
@@ -14,8 +13,8 @@
 struct pool;
 
 #define POOL_PAGE_NONE UINT32_MAX
-#define POOL_PAGES_MAX                                                                             \
-    (UINT32_MAX / KN_PAGE_ROWS - 1) /* so that every slot (page * 64 + row) fits in 32 bits */
+/* So that every slot (page * 64 + row) fits in 32 bits. */
+#define POOL_PAGES_MAX (UINT32_MAX / KN_PAGE_ROWS - 1)
 /* Host-side bytes of a cached token beside its page: id, position, stream index (8), slot, and one
  * policy value. Charged with the page. */
 #define POOL_INDEX_BYTES 24
@@ -27,14 +26,14 @@ void pool_close(struct pool **p); /* all pages must be back: asserted */
 const struct kn_kv *pool_kv(const struct pool *p);
 struct kn *pool_kn(const struct pool *p);
 
-int pool_take(struct pool *p, uint32_t *ret_page,
-              struct err *e); /* BC_EBUDGET: max_pages out; BC_ENOMEM */
+/* BC_EBUDGET: max_pages are out; BC_ENOMEM. */
+int pool_take(struct pool *p, uint32_t *ret_page, struct err *e);
 void pool_ref(struct pool *p, uint32_t page);
 void pool_drop(struct pool *p, uint32_t page);
 uint32_t pool_refs(const struct pool *p, uint32_t page);
 
-size_t pool_row_bytes(
-    const struct pool *p); /* kn_kv_row_bytes + POOL_INDEX_BYTES: the true cost of a token */
+/* kn_kv_row_bytes + POOL_INDEX_BYTES: the true cost of a token. */
+size_t pool_row_bytes(const struct pool *p);
 size_t pool_page_bytes(const struct pool *p); /* stride + KN_PAGE_ROWS * POOL_INDEX_BYTES */
 size_t pool_bytes_held(const struct pool *p);
 uint32_t pool_pages_out(const struct pool *p);

@@ -110,8 +110,7 @@ struct kn_seq seqcache_view(const struct seqcache *s)
     return (struct kn_seq){.kv = pool_kv(s->pool), .slots = s->slots, .n = s->n_rows};
 }
 
-/* ---- growing
- * --------------------------------------------------------------------------------------- */
+/* ---- growing --------------------------------------------------------------------------------- */
 
 /* *array becomes [n] elements. False: no memory, it is as it was. */
 static bool array_resize(void *array, size_t n, size_t element)
@@ -209,8 +208,7 @@ void seqcache_pop(struct seqcache *s, uint32_t n)
     s->n_rows -= n;
 }
 
-/* ---- shrinking
- * ------------------------------------------------------------------------------------- */
+/* ---- shrinking ------------------------------------------------------------------------------- */
 
 void seqcache_evict(struct seqcache *s, const uint32_t *keep, uint32_t n_keep)
 {
@@ -287,8 +285,7 @@ uint32_t seqcache_compact(struct seqcache *s)
     return n_gone;
 }
 
-/* ---- counting
- * -------------------------------------------------------------------------------------- */
+/* ---- counting -------------------------------------------------------------------------------- */
 
 size_t seqcache_bytes_live(const struct seqcache *s)
 {

@@ -1,16 +1,15 @@
-/* seqcache.h: the KV cache of one sequence: which tokens are cached, in order, and where each one
- * lies.
+/* seqcache.h: the KV cache of one sequence: which tokens are cached, in order, and where each lies.
  *
- *   index      0      1      2      3          (cache order = token order)
- *   id         17     3      90     4          token
- *   position   0      1      7      8          given once, never renumbered: keys keep their rotary
- * embedding stream     0      1      7      8          count of the token in the session's life
- *   slot       64     65     71     3          page * 64 + row in the pool
+ *   index      0      1      2      3        (cache order = token order)
+ *   id         17     3      90     4        token
+ *   position   0      1      7      8        given once, never renumbered: keys keep their rotation
+ *   stream     0      1      7      8        count of the token in the session's life
+ *   slot       64     65     71     3        page * 64 + row in the pool
  *
  * An eviction edits these arrays and moves no K or V; freed slots are refilled by the next tokens.
- * Pages are private here (part of the design: shared pages are never written). Owner: the engine
- * thread. Invariants: indices ascending in stream; every slot lies in a page that this sequence
- * holds, no slot twice; rows + free slots = pages * 64.
+ * Pages are private here (shared pages are never written). Owner: the engine thread.
+ * Invariants: indices ascending in stream; every slot lies in a page that this sequence holds, no
+ * slot twice; rows + free slots = pages * 64.
  */
 #ifndef BACKCAST_SEQCACHE_H
 #define BACKCAST_SEQCACHE_H
@@ -29,9 +28,9 @@ const uint64_t *seqcache_stream(const struct seqcache *s);   /* [count] */
 const uint32_t *seqcache_slots(const struct seqcache *s);    /* [count] */
 struct kn_seq seqcache_view(const struct seqcache *s);
 
-/* Makes room for n more rows: takes pages as needed. All or nothing. BC_EBUDGET / BC_ENOMEM. Pages
- * that seqcache_reserve would take: */
+/* Pages that seqcache_reserve would take. */
 uint32_t seqcache_pages_needed(const struct seqcache *s, uint32_t n);
+/* Makes room for n more rows: takes pages as needed. All or nothing. BC_EBUDGET / BC_ENOMEM. */
 int seqcache_reserve(struct seqcache *s, uint32_t n, struct err *e);
 /* Appends n reserved rows (asserted): ids, positions first_position.., stream indices
  * first_stream... The rows are part of the view at once; the pass that writes their K and V

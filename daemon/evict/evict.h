@@ -1,13 +1,15 @@
 /* evict.h: budgets and policies: when a session's cache must be pruned, and which tokens stay.
  *
- *   budget_due   the cache is full AND something waits to be appended           budget.c
- *   policy       a value per cached token                                      policy_*.c, one
- * table each span, select values -> ascending list of kept cache indices                 select.c
- * (pure) evict_run    score, select, seqcache_evict, policy state, the record        evict.c: the
- * only driver
+ *   evict_resolve  what a client asked -> checked parameters          params.c
+ *   budget_room    0: the cache is full, and a prune is due before    budget.c
+ *                  anything that waits is appended
+ *   policy         a value per cached token                           policy_*.c, a table each
+ *   select_*       values -> ascending list of kept cache indices     select.c (pure)
+ *   evict_run      score, select, policy state, seqcache_evict,       evict.c, the only driver
+ *                  and the record of it
  *
- * A policy is one table in one file (struct evict_policy) and one line in policy_list.c. Owner: the
- * engine thread.
+ * A policy is one table in one file (struct evict_policy) and one line in policy_list.c. The
+ * method, every policy and every parameter: docs/EVICTION.md. Owner: the engine thread.
  */
 #ifndef BACKCAST_EVICT_H
 #define BACKCAST_EVICT_H
@@ -20,14 +22,12 @@ enum evict_trigger { EVICT_ON_BUDGET, EVICT_ON_PREFILL_END };
 #define EVICT_FROZEN_AUTO UINT32_MAX
 #define EVICT_SPAN_MAX 255
 
-/* As the client asks (zero = default where 0 makes no sense; see evict_resolve). */
+/* Checked parameters of one session. */
 struct evict_params {
     const struct evict_policy *policy;
-    uint32_t budget; /* tokens, hard ceiling; 0 only with policy none or trigger prefill_end: no
-                        ceiling */
+    uint32_t budget; /* tokens, hard ceiling; 0: none (policy none or trigger prefill_end only) */
     uint32_t keep;   /* prune to this many tokens, frozen ones included */
-    uint32_t frozen; /* leading tokens never evicted; EVICT_FROZEN_AUTO until the first chat call
-                        fixes it */
+    uint32_t frozen; /* leading tokens never evicted; AUTO until the first chat call fixes it */
     uint32_t recent; /* trailing tokens never evicted */
     uint32_t min_gap;
     enum evict_score score;
@@ -39,13 +39,12 @@ struct evict_params {
 
 /* What a client may leave open: fields are filled by evict_resolve. */
 struct evict_request {
-    const char *policy; /* NULL: "counter_causal_fast" */
-    uint64_t budget_bytes;
-    uint32_t budget_tokens; /* one of the two; both 0: no ceiling asked (policy none) or
-                               default_budget_bytes */
+    const char *policy;     /* NULL: "counter_causal_fast" */
+    uint64_t budget_bytes;  /* one of the two; both 0: no ceiling with policy none, */
+    uint32_t budget_tokens; /* else default_budget_bytes */
     uint32_t keep;          /* 0: 3/4 of the budget */
-    uint32_t frozen;
-    int64_t recent; /* -1: min(32, budget / 8) */
+    uint32_t frozen;        /* EVICT_FROZEN_AUTO: the system message */
+    int64_t recent;         /* -1: min(32, budget / 8) */
     uint32_t min_gap;
     const char *score;   /* NULL: "logit" */
     uint32_t span;       /* 0: 15 */
@@ -54,7 +53,11 @@ struct evict_request {
     uint64_t seed;
 };
 
-struct evict; /* one session's policy state (h2o mass, last query, counters) */
+struct evict; /* one session's policy state: h2o's mass, tova's query, a run under way */
+
+struct evict_rows {
+    uint32_t first, end;
+}; /* cache indices */
 
 struct evict_policy {
     const char *name;
@@ -63,73 +66,87 @@ struct evict_policy {
     bool needs_query;    /* keep the newest token's last-layer query (tova) */
     bool counter_causal; /* span, score and min_gap apply */
     bool fast;
-    size_t row_state_bytes; /* per cached token, follows evictions (h2o: 4); <= 4, in
-                               POOL_INDEX_BYTES */
-    /* required (none: NULL). value [n] (cache order): higher = goes first; ties keep the earlier.
-     * -INFINITY: always kept. */
+    size_t row_state_bytes; /* per cached token, follows evictions; <= 4, in POOL_INDEX_BYTES */
+
+    /* Exactly one of the two (none: neither). A value: higher = goes first; ties keep the earlier.
+     * -INFINITY: always kept.
+     * score: the whole cache at once, ret_value [count].
+     * score_rows: rows do not depend on each other, so that a refresh can be cut; [end - first]. */
     int (*score)(struct evict *ev, struct model *m, const struct seqcache *s, float *ret_value,
                  struct err *e);
-    /* optional: after a selection, keep[] ascending, of n before. */
-    void (*kept)(struct evict *ev, const uint32_t *keep, uint32_t n_keep, uint32_t n);
+    int (*score_rows)(struct evict *ev, struct model *m, const struct seqcache *s,
+                      struct evict_rows rows, float *ret_value, struct err *e);
+    /* optional: a selection was made, keep[] ascending, of n before; value [n] as scored. */
+    void (*kept)(struct evict *ev, const float *value, const uint32_t *keep, uint32_t n_keep);
 };
 
-const struct evict_policy *
-evict_policy_find(const char *name); /* NULL: unknown; "streaming_llm" = sliding_window */
+/* NULL: unknown. "streaming_llm" is sliding_window. */
+const struct evict_policy *evict_policy_find(const char *name);
 const struct evict_policy *evict_policy_at(unsigned i); /* NULL past the end */
+/* False: none, which scores nothing. */
+bool evict_policy_prunes(const struct evict_policy *p);
 
-/* Fills defaults, turns bytes into tokens with the pool's true costs (rulings 11: bytes round down
- * to whole pages, tokens up) and checks everything (rulings 13): the error names the field.
- * row/page costs from the pool that the policy's shape needs. */
+/* Fills defaults, turns bytes into tokens and checks everything; the error names the field and the
+ * numbers. A byte budget rounds down to whole pages; page_bytes is pool_page_bytes of the pool that
+ * the policy's pages come from. */
 int evict_resolve(const struct evict_request *r, size_t page_bytes, uint64_t default_budget_bytes,
                   struct evict_params *ret, struct err *e);
-int evict_check(const struct evict_params *p,
-                struct err *e); /* again when frozen=auto is fixed, or a budget changes */
+/* Again when frozen = auto is fixed, or a budget changes. */
+int evict_check(const struct evict_params *p, struct err *e);
 
 int evict_open(struct evict **ret, const struct evict_params *p, struct err *e);
 void evict_close(struct evict **ev);
 const struct evict_params *evict_params(const struct evict *ev);
-int evict_set_params(struct evict *ev, const struct evict_params *p,
-                     struct err *e); /* budget, keep, frozen, recent change live */
+/* Budget, keep, frozen and the like change live (an unfinished run is forgotten); the policy is the
+ * session's for life: BC_EINVALID. */
+int evict_set_params(struct evict *ev, const struct evict_params *p, struct err *e);
 
 /* Rows that may still be appended before a prune is due (UINT32_MAX: no ceiling); 0: full. */
 uint32_t budget_room(const struct evict_params *p, uint32_t cached);
+/* The bytes that a full cache holds: the budget in whole pages. 0: no ceiling. */
+uint64_t budget_bytes(const struct evict_params *p, size_t page_bytes);
+
 /* After a pass that appended rows of this session: remembers the newest token's last-layer query
- * (needs_query), [n_heads*head_dim]. */
+ * [n_heads * head_dim], if the policy needs it. */
 void evict_note_query(struct evict *ev, const float *query, uint32_t len);
 
 struct evict_range {
     uint64_t first, count;
 }; /* stream indices */
 
-/* One refresh + eviction. dropped: ascending ranges, owned by ev until its next run. */
+/* One refresh + eviction. The arrays are owned by ev until its next run. */
 struct evict_record {
     const struct evict_policy *policy;
     uint32_t tokens_before, tokens_after;
     uint64_t live_before, live_after, held_before, held_after; /* bytes */
     uint64_t micros;
-    const struct evict_range *dropped;
+    const struct evict_range *dropped; /* ascending */
     size_t n_dropped;
-    const uint32_t *keep; /* kept cache indices, for tests and journals; n = tokens_after */
+    const uint32_t *keep; /* kept cache indices, [tokens_after] */
 };
 enum evict_answer { EVICT_DONE, EVICT_WORKING };
-/* Prunes to `keep` tokens. Work is cut: at most max_rows score rows a call; EVICT_WORKING: call
- * again (nothing has changed yet; the cache must not change in between; evict_abort forgets the
- * unfinished run). max_rows 0: all at once. */
+
+/* Prunes to `keep` tokens (a cache that holds no more is left alone, and the record says so). Work
+ * is cut: at most max_rows score rows a call, 0: all at once. EVICT_WORKING: call again; nothing
+ * has changed yet, and the cache must not change in between. evict_abort forgets the unfinished
+ * run. */
 int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t keep,
               uint32_t max_rows, enum evict_answer *ret, struct evict_record *ret_record,
               struct err *e);
 void evict_abort(struct evict *ev);
-/* The policy's value of each cached token (before span), for `backcast scores`. [count] */
+/* The policy's value of each cached token (before spans), for `backcast scores`. [count] */
 int evict_scores(struct evict *ev, struct model *m, const struct seqcache *s, float *ret,
                  struct err *e);
 
-/* select.c: pure. Pools values over spans (reference: low quantile at ascending index floor(q
- * (m-1)), double precision; windows clipped at the ends; -INFINITY rows, which are the last ones,
- * take no part). scratch: [span]. */
+/* select.c: pure.
+ * ret[i] = a low quantile of the values within (span - 1) / 2 of i: the one at ascending index
+ * floor(quantile * (m - 1)), in double precision, of the window's m; windows are clipped at the
+ * ends. The rows of value -INFINITY at the end take no part and stay. value and ret are distinct.
+ */
 void select_span(const float *value, uint32_t n, uint32_t span, double quantile, float *ret);
-/* keep[0..n_keep) ascending: all of the first `frozen`, the last max(recent, always) rows, and the
- * lowest values of the rest; ties keep the earlier. Returns n_keep (n if n <= keep). scratch [n] of
- * uint32_t. */
+/* ret_keep, ascending: the first `frozen` rows, the last `recent`, and the lowest values of the
+ * rest until there are `keep`; ties keep the earlier, NaN counts as the highest. Returns their
+ * number: keep, or n if that is no more. frozen + recent <= keep: asserted. scratch: [n]. */
 uint32_t select_keep(const float *value, uint32_t n, uint32_t keep, uint32_t frozen,
                      uint32_t recent, uint32_t *scratch, uint32_t *ret_keep);
 #endif

@@ -67,8 +67,7 @@ static uint32_t below(struct world *w, uint32_t n)
     return (uint32_t)(((uint64_t)w->random * n) >> 32);
 }
 
-/* ---- operations on sequence i and on its truth
- * ------------------------------------------------------ */
+/* ---- operations on sequence i and on its truth ----------------------------------------------- */
 
 /* True if the rows went in; otherwise nothing has changed. */
 static bool append(struct world *w, int i, uint32_t n)
@@ -149,8 +148,7 @@ static void reopen(struct world *w, int i)
     memset(&w->truth[i], 0, sizeof w->truth[i]);
 }
 
-/* ---- what must hold after every operation
- * ------------------------------------------------------------ */
+/* ---- what must hold after every operation ---------------------------------------------------- */
 
 static void check(struct world *w)
 {
@@ -182,8 +180,7 @@ static void check(struct world *w)
     assert_int_equal(w->fake.kn.bytes_arena, w->fake.n_committed * pool_kv(w->pool)->stride);
 }
 
-/* ---- cases
- * ------------------------------------------------------------------------------------------- */
+/* ---- cases ----------------------------------------------------------------------------------- */
 
 static void evicted_slots_are_refilled_before_a_page_is_taken(void **state)
 {

@@ -1,0 +1,281 @@
+/* evict.c: the one driver of a prune.
+ *
+ *   job_begin       which rows need a value; all the memory that the run will want
+ *   job_score       a value per row, in blocks: WORKING until all are there
+ *   select_span     a token is judged by its neighbourhood (counter-causal policies, span > 1)
+ *   select_keep     frozen and recent rows, then the lowest values
+ *   policy->kept    the policy's state follows the selection
+ *   seqcache_evict  the slot list is edited; no K or V moves
+ *   record          what was dropped, bytes and microseconds
+ *
+ * Which rows need a value: with half = (span - 1) / 2, a row farther than half from every
+ * unprotected row is in no window that matters, so the model is not asked about it. Until the
+ * selection nothing has changed: an error or an abort loses the run and nothing else.
+ *
+ *   cache  | frozen        |        unprotected        |        recent or blind |
+ *   want            | half |                           | half |
+ */
+#include "policy.h"
+#include "clock.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+int evict_open(struct evict **ret, const struct evict_params *p, struct err *e)
+{
+    int rc = evict_check(p, e);
+    if (rc < 0)
+        return rc;
+    struct evict *ev = calloc(1, sizeof *ev);
+    if (ev == NULL)
+        return err_nomem(e, sizeof *ev);
+    ev->magic = EVICT_MAGIC;
+    ev->params = *p;
+    *ret = ev;
+    return 0;
+}
+
+void evict_close(struct evict **pev)
+{
+    struct evict *ev = *pev;
+    if (ev == NULL)
+        return;
+    evict_abort(ev);
+    ev->magic = 0;
+    free(ev->mass);
+    free(ev->query);
+    free(ev->keep);
+    free(ev->dropped);
+    free(ev);
+    *pev = NULL;
+}
+
+const struct evict_params *evict_params(const struct evict *ev)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    return &ev->params;
+}
+
+int evict_set_params(struct evict *ev, const struct evict_params *p, struct err *e)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    if (p->policy != ev->params.policy)
+        return err_set(e, BC_EINVALID, "policy", "policy %s cannot become %s while a session lives",
+                       ev->params.policy->name, p->policy->name);
+    int rc = evict_check(p, e);
+    if (rc < 0)
+        return rc;
+    evict_abort(ev);
+    ev->params = *p;
+    return 0;
+}
+
+void evict_note_query(struct evict *ev, const float *query, uint32_t len)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    if (!ev->params.policy->needs_query)
+        return;
+    if (len != ev->query_len) {
+        free(ev->query);
+        ev->query = malloc(len * sizeof *query);
+        ev->query_len = ev->query != NULL ? len : 0;
+    }
+    if (ev->query != NULL) /* without it, the next refresh says so */
+        memcpy(ev->query, query, len * sizeof *query);
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+/* Counter-causal rows that see nothing: the last min_gap + 1. */
+static uint32_t rows_blind(const struct evict_params *p)
+{
+    return p->policy->counter_causal ? p->min_gap + 1 : 0;
+}
+
+static uint32_t rows_tail(const struct evict_params *p)
+{
+    return BC_MAX(p->recent, rows_blind(p));
+}
+
+/* Of n > keep >= frozen + tail rows, those whose value can matter. */
+static struct evict_rows rows_wanted(const struct evict_params *p, uint32_t n)
+{
+    if (p->policy->score_rows == NULL)
+        return (struct evict_rows){.first = 0, .end = n};
+    uint32_t half = p->policy->counter_causal ? p->span / 2 : 0, frozen = evict_frozen(p);
+    return (struct evict_rows){
+        .first = frozen - BC_MIN(frozen, half),
+        .end = BC_MIN(n - rows_tail(p) + half, n - rows_blind(p)),
+    };
+}
+
+static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, struct err *e)
+{
+    const struct evict_params *p = &ev->params;
+    struct evict_job *job = &ev->job;
+    uint32_t n = seqcache_count(s);
+    uint64_t held_back = (uint64_t)evict_frozen(p) + rows_tail(p);
+    if (!evict_policy_prunes(p->policy))
+        return err_set(e, BC_EINVALID, "policy", "policy %s never prunes", p->policy->name);
+    if (keep == 0 || held_back > keep)
+        return err_set(e, BC_EINVALID, "keep_tokens",
+                       "keep_tokens %u: must be at least 1 and hold the %llu frozen and recent "
+                       "tokens",
+                       keep, (unsigned long long)held_back);
+    *job = (struct evict_job){.active = true, .keep = keep, .n = n};
+    if (n > keep)
+        job->want = rows_wanted(p, n);
+    job->next = job->want.first;
+    free(ev->keep);
+    free(ev->dropped);
+    ev->keep = calloc(n + 1, sizeof *ev->keep);
+    ev->dropped = calloc(n - BC_MIN(n, keep) + 1, sizeof *ev->dropped);
+    job->value = calloc(n + 1, sizeof *job->value);
+    job->pooled = calloc(n + 1, sizeof *job->pooled);
+    job->order = calloc(n + 1, sizeof *job->order);
+    if (!ev->keep || !ev->dropped || !job->value || !job->pooled || !job->order)
+        return err_nomem(e, (size_t)n * 24);
+    return 0;
+}
+
+void evict_abort(struct evict *ev)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    free(ev->job.value);
+    free(ev->job.pooled);
+    free(ev->job.order);
+    ev->job = (struct evict_job){.active = false};
+}
+
+/* Values of rows [rows.first, rows.end); a policy that cannot be cut is asked for all of its cache.
+ */
+static int rows_score(struct evict *ev, struct model *m, const struct seqcache *s,
+                      struct evict_rows rows, float *ret, struct err *e)
+{
+    const struct evict_policy *policy = ev->params.policy;
+    struct kn *kn = pool_kn(seqcache_pool(s));
+    int rc = policy->score != NULL ? policy->score(ev, m, s, ret, e)
+                                   : policy->score_rows(ev, m, s, rows, ret, e);
+    if (rc == 0 && kn->ops->status(kn) != KN_OK)
+        rc = err_set(e, BC_EDEVICE, "", "the device failed while policy %s scored", policy->name);
+    return rc;
+}
+
+static int job_score(struct evict *ev, struct model *m, const struct seqcache *s, uint32_t max_rows,
+                     struct err *e)
+{
+    struct evict_job *job = &ev->job;
+    struct evict_rows rows = {.first = job->next, .end = job->want.end};
+    if (max_rows > 0 && ev->params.policy->score_rows != NULL)
+        rows.end = rows.first + BC_MIN(max_rows, rows.end - rows.first);
+    if (rows.first == rows.end)
+        return 0;
+    job->next = rows.end;
+    return rows_score(ev, m, s, rows, job->value + rows.first, e);
+}
+
+/* The values that the selection ranks: windows never reach out of `want` from an unprotected row.
+ */
+static const float *job_values(struct evict *ev)
+{
+    const struct evict_params *p = &ev->params;
+    struct evict_job *job = &ev->job;
+    if (!p->policy->counter_causal || p->span == 1)
+        return job->value;
+    /* The nearest decimal: 0.7f is a little less than 0.7, and would fall short of index 7 of 10.
+     */
+    double quantile = nearbyint((double)p->span_quantile * 1e6) / 1e6;
+    uint32_t first = job->want.first, n = job->want.end - first;
+    select_span(job->value + first, n, p->span, quantile, job->pooled + first);
+    return job->pooled;
+}
+
+/* The rows that are about to go, as ranges of stream indices. */
+static size_t ranges_dropped(const uint64_t *stream, uint32_t n, const uint32_t *keep,
+                             uint32_t n_keep, struct evict_range *ret)
+{
+    size_t n_ranges = 0;
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (k < n_keep && keep[k] == i) {
+            k++;
+            continue;
+        }
+        struct evict_range *last = n_ranges > 0 ? &ret[n_ranges - 1] : NULL;
+        if (last != NULL && last->first + last->count == stream[i])
+            last->count++;
+        else
+            ret[n_ranges++] = (struct evict_range){.first = stream[i], .count = 1};
+    }
+    return n_ranges;
+}
+
+/* What the cache is now and what is about to go. */
+static struct evict_record record_open(struct evict *ev, const struct seqcache *s, uint32_t n_keep)
+{
+    return (struct evict_record){
+        .policy = ev->params.policy,
+        .tokens_before = ev->job.n,
+        .live_before = seqcache_bytes_live(s),
+        .held_before = seqcache_bytes_held(s),
+        .dropped = ev->dropped,
+        .n_dropped = ranges_dropped(seqcache_stream(s), ev->job.n, ev->keep, n_keep, ev->dropped),
+        .keep = ev->keep,
+    };
+}
+
+static void record_close(struct evict_record *r, const struct seqcache *s, uint64_t micros)
+{
+    r->tokens_after = seqcache_count(s);
+    r->live_after = seqcache_bytes_live(s);
+    r->held_after = seqcache_bytes_held(s);
+    r->micros = micros;
+}
+
+int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t keep,
+              uint32_t max_rows, enum evict_answer *ret, struct evict_record *ret_record,
+              struct err *e)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    const struct evict_params *p = &ev->params;
+    struct evict_job *job = &ev->job;
+    uint64_t started = clock_us();
+    int rc = job->active ? 0 : job_begin(ev, s, keep, e);
+    if (rc == 0)
+        rc = job_score(ev, m, s, max_rows, e);
+    if (rc < 0) {
+        evict_abort(ev);
+        return rc;
+    }
+    bc_assert(job->keep == keep && job->n == seqcache_count(s));
+    if (job->next < job->want.end) {
+        job->micros += clock_us() - started;
+        *ret = EVICT_WORKING;
+        return 0;
+    }
+
+    uint32_t n_keep = select_keep(job_values(ev), job->n, keep, evict_frozen(p), rows_tail(p),
+                                  job->order, ev->keep);
+    struct evict_record record = record_open(ev, s, n_keep);
+    if (n_keep < job->n && p->policy->kept != NULL)
+        p->policy->kept(ev, job->value, ev->keep, n_keep);
+    seqcache_evict(s, ev->keep, n_keep);
+    record_close(&record, s, job->micros + (clock_us() - started));
+    evict_abort(ev); /* the job is done; the record's arrays stay */
+    *ret_record = record;
+    *ret = EVICT_DONE;
+    return 0;
+}
+
+int evict_scores(struct evict *ev, struct model *m, const struct seqcache *s, float *ret,
+                 struct err *e)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    if (!evict_policy_prunes(ev->params.policy))
+        return err_set(e, BC_EINVALID, "policy", "policy %s has no scores",
+                       ev->params.policy->name);
+    struct evict_rows all = {.first = 0, .end = seqcache_count(s)};
+    return all.end > 0 ? rows_score(ev, m, s, all, ret, e) : 0;
+}

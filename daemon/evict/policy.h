@@ -1,0 +1,59 @@
+/* policy.h: what the policies' files see of a session's state; for files of this folder only. */
+#ifndef BACKCAST_POLICY_H
+#define BACKCAST_POLICY_H
+#include "evict.h"
+
+#define EVICT_MAGIC 0x65766963u /* "evic" */
+
+/* A run from its first call to its last. Everything is allocated when it begins: the steps after
+ * scoring cannot fail. */
+struct evict_job {
+    bool active;
+    uint32_t keep, n;       /* to, from */
+    struct evict_rows want; /* rows whose value matters: the unprotected ones and their spans */
+    uint32_t next;          /* first of them that has none yet */
+    uint64_t micros;
+    float *value, *pooled; /* [n]; 0 where no value is wanted */
+    uint32_t *order;       /* [n] scratch of the selection */
+};
+
+struct evict {
+    unsigned magic;
+    struct evict_params params;
+    struct evict_job job;
+
+    float *mass;        /* h2o: attention so far of the tokens that the last prune kept, */
+    uint32_t n_mass;    /* which are the first n_mass of the cache; younger ones have none */
+    uint32_t mass_max;  /* room */
+    float *query;       /* tova: last-layer query of the newest token */
+    uint32_t query_len; /* 0: none was noted */
+
+    uint32_t *keep; /* arrays of the last record */
+    struct evict_range *dropped;
+};
+
+static inline uint32_t evict_frozen(const struct evict_params *p)
+{
+    return p->frozen == EVICT_FROZEN_AUTO ? 0 : p->frozen;
+}
+
+/* The stored keys of a cache as f32, layer by layer, a slice of rows at a time: memory does not
+ * grow with the cache. */
+#define KEYS_SLICE 256
+
+struct keys {
+    struct kn *kn;
+    struct kn_seq seq;
+    uint32_t n_layers, n_heads, head_dim; /* KV heads */
+    float *slice;                         /* [KEYS_SLICE][n_heads][head_dim] */
+};
+
+int keys_open(struct keys *ret, const struct seqcache *s, struct err *e);
+void keys_close(struct keys *k);
+/* Reads rows first.. of a layer into the slice; returns how many: fewer than KEYS_SLICE only at the
+ * end of the cache. */
+uint32_t keys_load(struct keys *k, uint32_t layer, uint32_t first);
+/* Key of row i of the slice. [head_dim] */
+const float *keys_at(const struct keys *k, uint32_t i, uint32_t head);
+float keys_dot(const float *a, const float *b, uint32_t n);
+#endif
