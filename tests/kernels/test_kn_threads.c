@@ -1,0 +1,219 @@
+/* The number of threads changes no bit, and a backend may be opened, used and closed any number of
+ * times: the same small layer at 1, 2, 3, 5 and 8 threads, at every instruction set. Runs under
+ * ThreadSanitizer, too. */
+#include "kernels_compare.h"
+
+enum { D_MODEL = 256, N_HEADS = 6, N_KV = 2, D = 32, FF = 512, VOCAB = 777, ROWS = 70 };
+
+static const uint32_t thread_counts[] = {1, 2, 3, 5, 8};
+
+struct layer {
+    struct kn_tensor q, k, v, o, gate, up, down, embed;
+    float *gain;
+};
+
+static struct layer layer_make(enum kn_type type)
+{
+    return (struct layer){
+        .q = kc_tensor(type, N_HEADS * D, D_MODEL, 1),
+        .k = kc_tensor(type, N_KV * D, D_MODEL, 2),
+        .v = kc_tensor(type, N_KV * D, D_MODEL, 3),
+        .o = kc_tensor(kn_type_find(type)->block > 32 ? KN_Q8_0 : type, D_MODEL, N_HEADS * D, 4),
+        .gate = kc_tensor(type, FF, D_MODEL, 5),
+        .up = kc_tensor(type, FF, D_MODEL, 6),
+        .down = kc_tensor(type, D_MODEL, FF, 7),
+        .embed = kc_tensor(KN_Q8_0, VOCAB, D_MODEL, 8),
+        .gain = kc_floats(9, D_MODEL, 1.0f),
+    };
+}
+
+static void layer_free(struct layer *l)
+{
+    struct kn_tensor *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down, &l->embed};
+    for (size_t i = 0; i < KC_LEN(all); i++)
+        kc_tensor_free(all[i]);
+    free(l->gain);
+}
+
+/* Device memory of one run. */
+struct scratch {
+    float *x, *h, *q, *k, *v, *a, *gate, *up, *gain, *inv_freq;
+};
+
+static float *floats_up(struct kn *kn, size_t n)
+{
+    return kc_up(kn, NULL, n * sizeof(float));
+}
+
+static struct scratch scratch_make(struct kn *kn, const struct layer *l)
+{
+    float inv_freq[D / 2];
+    for (int i = 0; i < D / 2; i++)
+        inv_freq[i] = powf(10000.0f, -2.0f * (float)i / D);
+    return (struct scratch){
+        .x = floats_up(kn, ROWS * D_MODEL),
+        .h = floats_up(kn, ROWS * D_MODEL),
+        .q = floats_up(kn, ROWS * N_HEADS * D),
+        .k = floats_up(kn, ROWS * N_KV * D),
+        .v = floats_up(kn, ROWS * N_KV * D),
+        .a = floats_up(kn, ROWS * N_HEADS * D),
+        .gate = floats_up(kn, ROWS * FF),
+        .up = floats_up(kn, ROWS * FF),
+        .gain = kc_up(kn, l->gain, D_MODEL * sizeof(float)),
+        .inv_freq = kc_up(kn, inv_freq, sizeof inv_freq),
+    };
+}
+
+static void scratch_free(struct kn *kn, struct scratch *s)
+{
+    kc_drop(kn, s->x, ROWS * D_MODEL * sizeof(float));
+    kc_drop(kn, s->h, ROWS * D_MODEL * sizeof(float));
+    kc_drop(kn, s->q, ROWS * N_HEADS * D * sizeof(float));
+    kc_drop(kn, s->k, ROWS * N_KV * D * sizeof(float));
+    kc_drop(kn, s->v, ROWS * N_KV * D * sizeof(float));
+    kc_drop(kn, s->a, ROWS * N_HEADS * D * sizeof(float));
+    kc_drop(kn, s->gate, ROWS * FF * sizeof(float));
+    kc_drop(kn, s->up, ROWS * FF * sizeof(float));
+    kc_drop(kn, s->gain, D_MODEL * sizeof(float));
+    kc_drop(kn, s->inv_freq, D / 2 * sizeof(float));
+}
+
+struct result {
+    float x[ROWS * D_MODEL], logit[ROWS], lse[ROWS], newest[ROWS];
+};
+
+/* The loaded weights, in the order of struct layer. */
+enum { WQ, WK, WV, WO, WGATE, WUP, WDOWN, WEMBED, N_WEIGHTS };
+
+static void pass(struct kn *kn, const struct kn_batch *b, struct kn_weight *const *weights,
+                 struct scratch *s, struct result *ret)
+{
+    const struct kn_ops *ops = kn->ops;
+    const struct kn_weight *const *w = (const struct kn_weight *const *)weights;
+    const struct kn_weight *qkv[] = {w[WQ], w[WK], w[WV]}, *mlp[] = {w[WGATE], w[WUP]};
+    struct kn_rope rope = {KN_ROPE_HALVES, N_HEADS, D, D, s->inv_freq, NULL, 0.0f};
+    ops->batch_begin(kn, b);
+    ops->embed(kn, w[WEMBED], b, s->x);
+    ops->rmsnorm(kn, s->h, s->x, s->gain, ROWS, D_MODEL, 1e-5f);
+    ops->linear(kn, 3, qkv, NULL, s->h, ROWS, (float *[]){s->q, s->k, s->v}, false);
+    ops->rope(kn, b, &rope, s->q);
+    rope.n_heads = N_KV;
+    ops->rope(kn, b, &rope, s->k);
+    ops->kv_write(kn, b, 0, s->k, s->v);
+    ops->hidden_write(kn, b, s->x);
+    ops->attention(kn, b, 0, s->q, N_HEADS, 0.17f, s->a);
+    ops->linear(kn, 1, &w[WO], NULL, s->a, ROWS, &s->x, true);
+    ops->rmsnorm(kn, s->h, s->x, s->gain, ROWS, D_MODEL, 1e-5f);
+    ops->linear(kn, 2, mlp, NULL, s->h, ROWS, (float *[]){s->gate, s->up}, false);
+    ops->swiglu(kn, s->gate, s->gate, s->up, (size_t)ROWS * FF);
+    ops->linear(kn, 1, &w[WDOWN], NULL, s->gate, ROWS, &s->x, true);
+    ops->row_logit(kn, w[WEMBED], s->x, ROWS, b->ids, ret->logit);
+    ops->row_lse(kn, w[WEMBED], s->x, ROWS, ret->lse);
+    ops->download(kn, ret->x, s->x, sizeof ret->x);
+    float q[N_HEADS * D];
+    ops->download(kn, q, s->q, sizeof q);
+    ops->attention_row(kn, &b->seqs[0], 0, q, N_HEADS, 0.17f, ret->newest);
+    ops->batch_end(kn, b);
+}
+
+static void run(struct kn *kn, const struct layer *l, struct result *ret)
+{
+    uint32_t *slots = kc_slots(KC_SCATTERED, ROWS, 2, 3), lo[ROWS], hi[ROWS], seq[ROWS];
+    int32_t ids[ROWS], positions[ROWS];
+    const struct kn_tensor *t[] = {&l->q,    &l->k,  &l->v,    &l->o,
+                                   &l->gate, &l->up, &l->down, &l->embed};
+    struct kn_weight *w[N_WEIGHTS];
+    struct kc_pool pool;
+    kc_pool_open(&pool, kn,
+                 (struct kn_kv){.n_layers = 1,
+                                .n_kv_heads = N_KV,
+                                .head_dim = D,
+                                .d_hidden = D_MODEL,
+                                .type = KN_F16},
+                 2);
+    struct kn_seq s = {&pool.kv, slots, ROWS};
+    for (uint32_t r = 0; r < ROWS; r++) {
+        ids[r] = (int32_t)(r * 31 % VOCAB);
+        positions[r] = (int32_t)r * 3;
+        seq[r] = lo[r] = 0;
+        hi[r] = r + 1;
+    }
+    struct kn_batch b = {ROWS, 1, ids, positions, seq, lo, hi, slots, &s};
+    for (int i = 0; i < N_WEIGHTS; i++)
+        w[i] = kc_load(kn, t[i]);
+    struct scratch scratch = scratch_make(kn, l);
+    pass(kn, &b, w, &scratch, ret);
+    scratch_free(kn, &scratch);
+    for (int i = 0; i < N_WEIGHTS; i++)
+        kn->ops->weight_free(kn, &w[i]);
+    kc_pool_close(&pool);
+    free(slots);
+}
+
+static void same_result(const char *what, const struct result *got, const struct result *want)
+{
+    kc_same(what, got->x, want->x, ROWS * D_MODEL);
+    kc_same(what, got->logit, want->logit, ROWS);
+    kc_same(what, got->lse, want->lse, ROWS);
+    kc_same(what, got->newest, want->newest, ROWS);
+}
+
+/* first[i]: what backend i of the set gave at one thread. */
+static void bits_do_not_depend_on_threads(void **state)
+{
+    (void)state;
+    static const enum kn_type types[] = {KN_Q4_1, KN_Q4_K, KN_F32, KN_BF16};
+    static struct result first[KC_BACKENDS_MAX], got;
+    for (size_t t = 0; t < KC_LEN(types); t++) {
+        struct layer l = layer_make(types[t]);
+        for (size_t c = 0; c < KC_LEN(thread_counts); c++) {
+            struct kc_set set;
+            kc_open(&set, thread_counts[c]);
+            for (unsigned i = 0; i < set.n; i++) {
+                struct result *ret = c == 0 ? &first[i] : &got;
+                run(set.kn[i], &l, ret);
+                assert_true(isfinite(ret->x[0]) && kc_max_abs(ret->x, ROWS * D_MODEL) > 0.0f);
+                if (c > 0)
+                    same_result(kc_name(set.kn[i]), &got, &first[i]);
+            }
+            for (unsigned i = 0; i < set.n; i++) { /* and again with warm threads */
+                run(set.kn[i], &l, &got);
+                same_result(kc_name(set.kn[i]), &got, &first[i]);
+            }
+            kc_close(&set);
+        }
+        layer_free(&l);
+    }
+}
+
+/* Every backend's whole layer is near ref's: float weights closely, 8-bit activations within their
+ * rounding. */
+static void layers_agree_with_ref(void **state)
+{
+    (void)state;
+    static const enum kn_type types[] = {KN_F32, KN_F16, KN_Q8_0, KN_Q6_K};
+    static struct result want, got;
+    struct kc_set set;
+    kc_open(&set, 2);
+    for (size_t t = 0; t < KC_LEN(types); t++) {
+        struct layer l = layer_make(types[t]);
+        run(set.kn[0], &l, &want);
+        float size = kc_max_abs(want.x, ROWS * D_MODEL);
+        float tol = kn_int8_format(types[t]) ? 0.03f : 1e-4f;
+        for (unsigned i = 0; i < set.n; i++) {
+            run(set.kn[i], &l, &got);
+            kc_near(kc_name(set.kn[i]), got.x, want.x, ROWS * D_MODEL, size, tol);
+        }
+        layer_free(&l);
+    }
+    kc_close(&set);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bits_do_not_depend_on_threads),
+        cmocka_unit_test(layers_agree_with_ref),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
