@@ -16,7 +16,8 @@
 #include "model.h"
 
 struct rig_options {
-    const char *model; /* path; or a name in the vectors' folder */
+    const char *model;       /* path; or a name in the vectors' folder */
+    const struct gguf *file; /* or a file that is open already */
     const char *backend, *isa;
     uint32_t threads, max_rows, max_out;
     enum kn_type kv_type;
@@ -81,18 +82,22 @@ static inline void rig_open(struct rig *r, const struct rig_options *o)
 {
     struct kn_options ko = {.backend = o->backend, .isa = o->isa, .threads = o->threads};
     struct model_options mo = {.max_rows = o->max_rows, .max_out = o->max_out};
-    struct gguf *g;
+    struct gguf *own = NULL;
     struct err e = {0};
-    char path[512], why[160] = "";
+    char path[512] = "", why[160] = "";
     uint32_t seed = 12345;
 
     memset(r, 0, sizeof *r);
-    rig_path(path, sizeof path, o->model);
     if (kn_open(&r->kn, &ko, why, sizeof why))
         fail_msg("backend %s: %s", o->backend, why);
-    if (gguf_open(&g, path, &e) || model_open(&r->m, r->kn, g, &mo, NULL, NULL, &e))
+    if (!o->file) {
+        rig_path(path, sizeof path, o->model);
+        if (gguf_open(&own, path, &e))
+            fail_msg("%s: %s: %s", path, e.field, e.text);
+    }
+    if (model_open(&r->m, r->kn, own ? own : o->file, &mo, NULL, NULL, &e))
         fail_msg("%s: %s: %s", path, e.field, e.text);
-    gguf_close(&g); /* nothing of it is kept */
+    gguf_close(&own); /* nothing of it is kept */
     r->info = model_info(r->m);
     model_kv_shape(r->m, o->kv_type, o->hidden, &r->kv);
     r->n_pages = o->n_pages;
