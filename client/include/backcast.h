@@ -230,7 +230,9 @@ struct backcast_event {
     } end;
 };
 /* The next event of any session of c, sessions in turn. timeout_ms -1: wait; 0: only what is there.
- * 1 event, 0 timeout, < 0 error (events that arrived before an error are handed out first). */
+ * 1 event; 0 timeout, or a signal arrived; < 0 error (events that arrived before an error are handed
+ * out first). A session that the daemon ends, or whose ring is found broken, ends its request with
+ * END "error"; without a request its next call says so. */
 int backcast_next(backcast *c, struct backcast_event *ret, int timeout_ms);
 
 /* ---- memory
@@ -278,6 +280,9 @@ struct backcast_stats {
 };
 /* Sessions that this user may see. The contents live until the next call on c. */
 int backcast_stats(backcast *c, struct backcast_stats *ret);
+/* The same, read from the daemon's shared page: no round trip, no work for the daemon, up to a second
+ * old; no models. BACKCAST_EUNSUPPORTED: the daemon shares none. */
+int backcast_stats_page(backcast *c, struct backcast_stats *ret);
 /* By id, for tools: sessions of this user, or any for an admin. */
 int backcast_budget_by_id(backcast *c, uint64_t id, uint64_t bytes, uint32_t tokens,
                           uint32_t keep_tokens);
