@@ -41,11 +41,14 @@ void kn_dequant(enum kn_type type, const void *packed, size_t count, float *ret)
     }
     const struct kn_int8_format *f = kn_int8_format(type);
     const uint8_t *p = packed;
-    uint32_t per = info->block / KN_INT8_BLOCK;
-    for (size_t i = 0; i < count; i += info->block, p += info->bytes) {
-        struct kn_int8_block b[8];
-        kn_int8_unpack(type, p, 0, per, b);
-        for (uint32_t j = 0; j < per; j++)
-            expand_block(f, &b[j], ret + i + j * KN_INT8_BLOCK);
+    uint32_t per = info->block / KN_INT8_BLOCK; /* 1 or 8 */
+    for (size_t left = count / KN_INT8_BLOCK; left > 0;) {
+        struct kn_int8_block b[8]; /* at a time */
+        uint32_t n = (uint32_t)KN_MIN(left, (size_t)8);
+        kn_int8_unpack(type, p, 0, n, b);
+        for (uint32_t j = 0; j < n; j++, ret += KN_INT8_BLOCK)
+            expand_block(f, &b[j], ret);
+        p += n / per * info->bytes;
+        left -= n;
     }
 }

@@ -30,14 +30,14 @@ struct lse {
     double sum;
 };
 
-static void lse_add(struct lse *s, const ref_lanes *logits, uint32_t n)
+static void lse_add(struct lse *s, const union ref_lanes *logits, uint32_t n)
 {
     float max = s->max;
     for (uint32_t i = 0; i < n; i++)
-        max = fmaxf(max, (*logits)[i]);
+        max = fmaxf(max, logits->f[i]);
     double sum = s->sum * exp((double)s->max - max);
     for (uint32_t i = 0; i < n; i++)
-        sum += expf((*logits)[i] - max);
+        sum += expf(logits->f[i] - max);
     *s = (struct lse){max, sum};
 }
 
@@ -48,7 +48,7 @@ void ref_row_lse(struct kn *kn, const struct kn_weight *w, const float *x, uint3
     kn_assert(w->magic == REF_WEIGHT_MAGIC);
     for (uint32_t r = 0; r < rows; r += REF_TILE_ROWS) {
         uint32_t n_rows = KN_MIN((uint32_t)REF_TILE_ROWS, rows - r);
-        ref_lanes acc[REF_TILE_ROWS];
+        union ref_lanes acc[REF_TILE_ROWS];
         struct lse s[REF_TILE_ROWS];
         for (uint32_t i = 0; i < n_rows; i++)
             s[i] = (struct lse){-INFINITY, 0.0};

@@ -13,7 +13,7 @@
 #define CHUNK 256 /* columns expanded at a time: a multiple of every block length */
 
 static void turn(const struct kn_weight *w, uint32_t first, uint32_t n, uint32_t k, uint32_t len,
-                 ref_lanes *turned)
+                 union ref_lanes *turned)
 {
     float line[CHUNK];
     if (n < REF_LANES)
@@ -21,35 +21,49 @@ static void turn(const struct kn_weight *w, uint32_t first, uint32_t n, uint32_t
     for (uint32_t i = 0; i < n; i++) {
         ref_weight_expand(w, first + i, k, len, line);
         for (uint32_t j = 0; j < len; j++)
-            turned[j][i] = line[j];
+            turned[j].f[i] = line[j];
     }
 }
 
-static void add_chunk(const ref_lanes *turned, const float *x, uint32_t len, ref_lanes *acc)
+static void add_chunk(const union ref_lanes *turned, const float *x, uint32_t len,
+                      union ref_lanes *acc)
 {
-    ref_lanes a = *acc;
-    for (uint32_t k = 0; k < len; k++)
-        a += turned[k] * x[k];
-    *acc = a;
+    ref_four a0 = acc->v[0], a1 = acc->v[1], a2 = acc->v[2], a3 = acc->v[3];
+    for (uint32_t k = 0; k < len; k++) {
+        const ref_four *w = turned[k].v;
+        a0 += w[0] * x[k];
+        a1 += w[1] * x[k];
+        a2 += w[2] * x[k];
+        a3 += w[3] * x[k];
+    }
+    *acc = (union ref_lanes){{a0, a1, a2, a3}};
 }
 
 /* Two rows at once: each column of weights is fetched once for both. */
-static void add_chunk_pair(const ref_lanes *turned, const float *x0, const float *x1, uint32_t len,
-                           ref_lanes *acc)
+static void add_chunk_pair(const union ref_lanes *turned, const float *x0, const float *x1,
+                           uint32_t len, union ref_lanes *acc)
 {
-    ref_lanes a = acc[0], b = acc[1];
+    ref_four a0 = acc[0].v[0], a1 = acc[0].v[1], a2 = acc[0].v[2], a3 = acc[0].v[3];
+    ref_four b0 = acc[1].v[0], b1 = acc[1].v[1], b2 = acc[1].v[2], b3 = acc[1].v[3];
     for (uint32_t k = 0; k < len; k++) {
-        a += turned[k] * x0[k];
-        b += turned[k] * x1[k];
+        const ref_four *w = turned[k].v;
+        a0 += w[0] * x0[k];
+        a1 += w[1] * x0[k];
+        a2 += w[2] * x0[k];
+        a3 += w[3] * x0[k];
+        b0 += w[0] * x1[k];
+        b1 += w[1] * x1[k];
+        b2 += w[2] * x1[k];
+        b3 += w[3] * x1[k];
     }
-    acc[0] = a;
-    acc[1] = b;
+    acc[0] = (union ref_lanes){{a0, a1, a2, a3}};
+    acc[1] = (union ref_lanes){{b0, b1, b2, b3}};
 }
 
 void ref_linear_tile(const struct kn_weight *w, uint32_t first, uint32_t n, const float *x,
-                     uint32_t rows, ref_lanes *acc)
+                     uint32_t rows, union ref_lanes *acc)
 {
-    ref_lanes turned[CHUNK];
+    union ref_lanes turned[CHUNK];
     memset(acc, 0, rows * sizeof *acc);
     for (uint32_t k = 0; k < w->cols; k += CHUNK) {
         uint32_t len = KN_MIN((uint32_t)CHUNK, w->cols - k), r = 0;
@@ -65,13 +79,13 @@ void ref_linear_tile(const struct kn_weight *w, uint32_t first, uint32_t n, cons
 static void linear_one(const struct kn_weight *w, const float *bias, const float *x, uint32_t rows,
                        float *out, bool add)
 {
-    ref_lanes acc[REF_TILE_ROWS];
+    union ref_lanes acc[REF_TILE_ROWS];
     for (uint32_t first = 0; first < w->rows; first += REF_LANES) {
         uint32_t n = KN_MIN((uint32_t)REF_LANES, w->rows - first);
         ref_linear_tile(w, first, n, x, rows, acc);
         for (uint32_t r = 0; r < rows; r++)
             for (uint32_t i = 0; i < n; i++) {
-                float t = acc[r][i], *at = out + (size_t)r * w->rows + first + i;
+                float t = acc[r].f[i], *at = out + (size_t)r * w->rows + first + i;
                 if (bias)
                     t += bias[first + i];
                 *at = add ? *at + t : t;

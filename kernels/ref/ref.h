@@ -19,10 +19,15 @@ struct kn_weight {
 };
 #define REF_WEIGHT_MAGIC 0x72657777u
 
-/* Sixteen floats that the compiler spreads over the registers it has. Lanes are outputs, keys or
- * dims: never the axis of a sum, so every sum keeps its ascending order. */
+/* Sixteen floats side by side. Lanes are outputs, keys or dims: never the axis of a sum, so every sum keeps its
+ * ascending order. The loops that matter hold them as four vectors of four, which fit the registers of any x86-64 (one
+ * vector of sixteen would be kept in memory). */
 #define REF_LANES 16
-typedef float ref_lanes __attribute__((vector_size(REF_LANES * sizeof(float))));
+typedef float ref_four __attribute__((vector_size(16)));
+union ref_lanes {
+    ref_four v[4];
+    float f[REF_LANES];
+};
 
 /* memory.c */
 int ref_buf_alloc(struct kn *kn, size_t bytes, void **ret);
@@ -48,7 +53,7 @@ void ref_embed(struct kn *kn, const struct kn_weight *w, const struct kn_batch *
 /* acc[r][i] = x[r] . row (first + i) of w, r < rows <= REF_TILE_ROWS, i < n <= REF_LANES. x:
  * [rows][w->cols]. */
 void ref_linear_tile(const struct kn_weight *w, uint32_t first, uint32_t n, const float *x,
-                     uint32_t rows, ref_lanes *acc);
+                     uint32_t rows, union ref_lanes *acc);
 void ref_linear(struct kn *kn, uint32_t n_w, const struct kn_weight *const *w,
                 const float *const *bias, const float *x, uint32_t rows, float *const *outs,
                 bool add);

@@ -234,11 +234,11 @@ struct kn_weight *kc_load(struct kn *kn, const struct kn_tensor *t)
 
 /* ---- ops ---- */
 
-void kc_linear(struct kn *kn, const struct kn_weight *w, uint32_t cols, uint32_t w_rows,
-               const float *x, uint32_t rows, float *out)
+void kc_linear(struct kn *kn, const struct kn_weight *w, const struct kn_tensor *t, const float *x,
+               uint32_t rows, float *out)
 {
-    size_t in_bytes = (size_t)rows * cols * sizeof *x;
-    size_t out_bytes = (size_t)rows * w_rows * sizeof *out;
+    size_t in_bytes = (size_t)rows * t->cols * sizeof *x;
+    size_t out_bytes = (size_t)rows * t->rows * sizeof *out;
     float *dx = kc_up(kn, x, in_bytes), *dout = kc_up(kn, NULL, out_bytes);
     kn->ops->linear(kn, 1, &w, NULL, dx, rows, &dout, false);
     kc_down(kn, out, dout, out_bytes);
@@ -267,13 +267,12 @@ void kc_pool_close(struct kc_pool *p)
     p->kn->ops->arena_close(p->kn, p->kv.base, p->kv.stride, p->n_pages);
 }
 
-void kc_pool_write(struct kc_pool *p, const struct kn_seq *seq, uint32_t layer, uint32_t from,
-                   uint32_t to, const float *k, const float *v, const float *hidden)
+void kc_pool_write(struct kc_pool *p, const struct kn_seq *seq, uint32_t layer, struct kc_rows rows)
 {
     struct kn *kn = p->kn;
-    uint32_t n = to - from, width = p->kv.n_kv_heads * p->kv.head_dim;
-    size_t bytes = (size_t)n * width * sizeof *k;
-    size_t hidden_bytes = (size_t)n * p->kv.d_hidden * sizeof *k;
+    uint32_t n = rows.to - rows.from, width = p->kv.n_kv_heads * p->kv.head_dim;
+    size_t bytes = (size_t)n * width * sizeof(float);
+    size_t hidden_bytes = (size_t)n * p->kv.d_hidden * sizeof(float);
     uint32_t *zeros = calloc(n, sizeof *zeros);
     assert_non_null(zeros);
     struct kn_batch b = {.n_rows = n,
@@ -283,18 +282,18 @@ void kc_pool_write(struct kc_pool *p, const struct kn_seq *seq, uint32_t layer, 
                          .seq = zeros,
                          .lo = zeros,
                          .hi = zeros,
-                         .slots = seq->slots + from,
+                         .slots = seq->slots + rows.from,
                          .seqs = seq};
     kn->ops->batch_begin(kn, &b);
-    if (k) {
-        float *dk = kc_up(kn, k + (size_t)from * width, bytes);
-        float *dv = kc_up(kn, v + (size_t)from * width, bytes);
+    if (rows.k) {
+        float *dk = kc_up(kn, rows.k + (size_t)rows.from * width, bytes);
+        float *dv = kc_up(kn, rows.v + (size_t)rows.from * width, bytes);
         kn->ops->kv_write(kn, &b, layer, dk, dv);
         kc_drop(kn, dk, bytes);
         kc_drop(kn, dv, bytes);
     }
-    if (hidden) {
-        float *dh = kc_up(kn, hidden + (size_t)from * p->kv.d_hidden, hidden_bytes);
+    if (rows.hidden) {
+        float *dh = kc_up(kn, rows.hidden + (size_t)rows.from * p->kv.d_hidden, hidden_bytes);
         kn->ops->hidden_write(kn, &b, dh);
         kc_drop(kn, dh, hidden_bytes);
     }
@@ -327,13 +326,12 @@ uint32_t *kc_slots(enum kc_slots how, uint32_t n, uint32_t n_pages, uint64_t see
     return slots;
 }
 
-void kc_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *q,
-                  uint32_t n_heads, float scale, float *out)
+void kc_attention(struct kn *kn, const struct kn_batch *b, struct kc_queries q, float *out)
 {
-    size_t bytes = (size_t)b->n_rows * n_heads * b->seqs[0].kv->head_dim * sizeof *q;
-    float *dq = kc_up(kn, q, bytes), *dout = kc_up(kn, NULL, bytes);
+    size_t bytes = (size_t)b->n_rows * q.n_heads * b->seqs[0].kv->head_dim * sizeof *out;
+    float *dq = kc_up(kn, q.q, bytes), *dout = kc_up(kn, NULL, bytes);
     kn->ops->batch_begin(kn, b);
-    kn->ops->attention(kn, b, layer, dq, n_heads, scale, dout);
+    kn->ops->attention(kn, b, q.layer, dq, q.n_heads, q.scale, dout);
     kn->ops->batch_end(kn, b);
     kc_down(kn, out, dout, bytes);
     kc_drop(kn, dq, bytes);

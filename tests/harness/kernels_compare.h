@@ -63,9 +63,9 @@ void kc_down(struct kn *kn, void *host, void *dev, size_t bytes); /* downloads a
 struct kn_weight *kc_load(struct kn *kn, const struct kn_tensor *t);
 
 /* ---- ops with host arrays ---- */
-/* One weight, no bias: out [rows][w rows]. */
-void kc_linear(struct kn *kn, const struct kn_weight *w, uint32_t cols, uint32_t w_rows,
-               const float *x, uint32_t rows, float *out);
+/* One weight (of this shape), no bias: out [rows][t->rows]. */
+void kc_linear(struct kn *kn, const struct kn_weight *w, const struct kn_tensor *t, const float *x,
+               uint32_t rows, float *out);
 
 /* A pool of committed pages and one set of sequences over it. */
 struct kc_pool {
@@ -76,16 +76,24 @@ struct kc_pool {
 /* kv: shape and type; base and stride are filled in. Every slot starts as large finite garbage. */
 void kc_pool_open(struct kc_pool *p, struct kn *kn, struct kn_kv kv, uint32_t n_pages);
 void kc_pool_close(struct kc_pool *p);
-/* Writes tokens from..to of seq (k, v, hidden: [to][...], rows of token 0 first; NULL: leave out)
- * to its slots. */
-void kc_pool_write(struct kc_pool *p, const struct kn_seq *seq, uint32_t layer, uint32_t from,
-                   uint32_t to, const float *k, const float *v, const float *hidden);
+/* Writes tokens from..to of seq to its slots. k, v [to][n_kv_heads][head_dim] and hidden [to][d_hidden]: from token 0
+ * on; k NULL: no keys and values; hidden NULL: no hidden rows. */
+struct kc_rows {
+    uint32_t from, to;
+    const float *k, *v, *hidden;
+};
+void kc_pool_write(struct kc_pool *p, const struct kn_seq *seq, uint32_t layer,
+                   struct kc_rows rows);
 /* Slot lists. KC_SCATTERED: n of the pool's slots in no order; KC_PRUNED: ascending with holes. */
 enum kc_slots { KC_DENSE, KC_PRUNED, KC_SCATTERED };
 uint32_t *kc_slots(enum kc_slots how, uint32_t n, uint32_t n_pages, uint64_t seed);
-/* out [n_rows][n_heads][head_dim] of a batch; q likewise. */
-void kc_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *q,
-                  uint32_t n_heads, float scale, float *out);
+/* out and q: [n_rows][n_heads][head_dim] of a batch. */
+struct kc_queries {
+    uint32_t layer, n_heads;
+    float scale;
+    const float *q;
+};
+void kc_attention(struct kn *kn, const struct kn_batch *b, struct kc_queries q, float *out);
 
 /* ---- comparisons ---- */
 /* |got - want| <= tol * size for every value; size: what the values are made of (see each test). */

@@ -141,7 +141,7 @@ static void fill_pool(const struct world *w, struct kc_pool *pool, struct kn *kn
                        .type = w->s.type};
     kc_pool_open(pool, kn, kv, w->n_pages);
     *seq = (struct kn_seq){&pool->kv, w->slots, w->s.n};
-    kc_pool_write(pool, seq, 1, 0, w->s.n, w->k, w->v, NULL);
+    kc_pool_write(pool, seq, 1, (struct kc_rows){0, w->s.n, w->k, w->v, NULL});
 }
 
 /* A few rows alone and as stretches: the bits of the whole batch. */
@@ -155,7 +155,8 @@ static void check_rows_stand_alone(const struct world *w, struct kn *kn, const s
         if (first + n > w->n_rows)
             continue;
         struct kn_batch b = batch_of(w, seq, first, n);
-        kc_attention(kn, &b, 1, w->q + first * width, w->n_heads, w->scale, scratch);
+        kc_attention(kn, &b, (struct kc_queries){1, w->n_heads, w->scale, w->q + first * width},
+                     scratch);
         kc_same(kc_name(kn), scratch, all + first * width, n * width);
     }
 }
@@ -177,7 +178,7 @@ static void check_world(const struct world *w)
         struct kn_seq seq;
         fill_pool(w, &pool, kn, &seq);
         struct kn_batch b = batch_of(w, &seq, 0, w->n_rows);
-        kc_attention(kn, &b, 1, w->q, w->n_heads, w->scale, got);
+        kc_attention(kn, &b, (struct kc_queries){1, w->n_heads, w->scale, w->q}, got);
         for (size_t k = 0; k < n_out; k++) {
             size_t row = k / width;
             bool blind = w->lo[row] == w->hi[row];
@@ -282,15 +283,16 @@ static void rows_of_many_sequences_share_a_batch(void **state)
             (struct kn_kv){.n_layers = 1, .n_kv_heads = N_KV, .head_dim = D, .type = KN_F16}, 6);
         for (uint32_t s = 0, at = 0; s < SEQS; at += lengths[s++]) {
             seqs[s] = (struct kn_seq){&pool.kv, slots + at, lengths[s]};
-            kc_pool_write(&pool, &seqs[s], 0, 0, lengths[s], k, v, NULL);
+            kc_pool_write(&pool, &seqs[s], 0, (struct kc_rows){0, lengths[s], k, v, NULL});
         }
         struct kn_batch b = {rows, SEQS, zeros, zeros, seq, lo, hi, NULL, seqs};
-        kc_attention(kn, &b, 0, q, H, 0.125f, all);
+        kc_attention(kn, &b, (struct kc_queries){0, H, 0.125f, q}, all);
         for (uint32_t row = 0; row < rows; row++) {
             uint32_t zero = 0;
             struct kn_batch alone = {1,        1,        zeros, zeros,          &zero,
                                      lo + row, hi + row, NULL,  &seqs[seq[row]]};
-            kc_attention(kn, &alone, 0, q + (size_t)row * H * D, H, 0.125f, one);
+            kc_attention(kn, &alone, (struct kc_queries){0, H, 0.125f, q + (size_t)row * H * D},
+                         one);
             kc_same(kc_name(kn), one, all + (size_t)row * H * D, H * D);
         }
         kc_pool_close(&pool);
@@ -321,9 +323,10 @@ static void where_a_prompt_is_cut_does_not_matter(void **state)
             for (uint32_t at = 0; at < w.s.n; at += chunks[c]) {
                 uint32_t end = at + chunks[c] < w.s.n ? at + chunks[c] : w.s.n;
                 struct kn_seq seq = {&pool.kv, w.slots, end};
-                kc_pool_write(&pool, &seq, 1, at, end, w.k, w.v, NULL);
+                kc_pool_write(&pool, &seq, 1, (struct kc_rows){at, end, w.k, w.v, NULL});
                 struct kn_batch b = batch_of(&w, &seq, at, end - at);
-                kc_attention(kn, &b, 1, w.q + at * width, w.n_heads, w.scale, got + at * width);
+                kc_attention(kn, &b, (struct kc_queries){1, w.n_heads, w.scale, w.q + at * width},
+                             got + at * width);
             }
             if (c == 0)
                 memcpy(first, got, width * w.s.n * sizeof *first);
@@ -411,7 +414,8 @@ static void keys_come_back_rounded_once(void **state)
                 (struct kn_kv){.n_layers = 3, .n_kv_heads = N_KV, .head_dim = D, .type = t}, 3);
             struct kn_seq seq = {&pool.kv, slots, N};
             for (uint32_t layer = 0; layer < 3; layer++) /* the middle layer last: others stay */
-                kc_pool_write(&pool, &seq, (layer + 2) % 3, 0, N, layer == 2 ? k : v, v, NULL);
+                kc_pool_write(&pool, &seq, (layer + 2) % 3,
+                              (struct kc_rows){0, N, layer == 2 ? k : v, v, NULL});
             kn->ops->keys_read(kn, &seq, 1, 0, N, got);
             kc_same(kc_name(kn), got, want, N * N_KV * D);
             kn->ops->keys_read(kn, &seq, 1, 63, 5, got);
@@ -473,7 +477,7 @@ static void hidden_rows_come_back(void **state)
                                         .type = type ? KN_F16 : KN_F32},
                          2);
             struct kn_seq seq = {&pool.kv, slots, N};
-            kc_pool_write(&pool, &seq, 0, 0, N, NULL, NULL, x);
+            kc_pool_write(&pool, &seq, 0, (struct kc_rows){0, N, NULL, NULL, x});
             read_hidden(kn, &seq, slots, N, got);
             kc_same(kc_name(kn), got, want, N * D);
             read_hidden(kn, &seq, slots + 4, 2, got);
@@ -509,7 +513,8 @@ static void a_row_moves_whole(void **state)
                          3);
             struct kn_seq seq = {&pool.kv, slots, N}, to = {&pool.kv, moved, N};
             for (uint32_t l = 0; l < LAYERS; l++)
-                kc_pool_write(&pool, &seq, l, 0, N, k + l * N * W, v + l * N * W, x);
+                kc_pool_write(&pool, &seq, l,
+                              (struct kc_rows){0, N, k + l * N * W, v + l * N * W, x});
             kn->ops->row_copy(kn, &pool.kv, 129, 70);
             kn->ops->row_copy(kn, &pool.kv, 0, 64);
             kn->ops->row_copy(kn, &pool.kv, 5, 5);
@@ -528,9 +533,10 @@ static void a_row_moves_whole(void **state)
                 kc_same(kc_name(kn), p1, p0, N);
                 struct kn_batch b = {1,    1,   (int32_t *)&zero, (int32_t *)&zero, &zero, &lo, &hi,
                                      NULL, &seq};
-                kc_attention(kn, &b, l, q, N_KV, 1.0f, before); /* values moved, too */
+                kc_attention(kn, &b, (struct kc_queries){l, N_KV, 1.0f, q},
+                             before); /* values moved, too */
                 b.seqs = &to;
-                kc_attention(kn, &b, l, q, N_KV, 1.0f, after);
+                kc_attention(kn, &b, (struct kc_queries){l, N_KV, 1.0f, q}, after);
                 kc_same(kc_name(kn), after, before, W);
             }
             kc_pool_close(&pool);

@@ -113,11 +113,11 @@ static void run_problem(struct kn *kn, const struct problem *p)
     struct kn_weight *w = kc_load(kn, &p->w);
     assert_true(all && got && kn->ops->weight_bytes(w) > 0);
     assert_int_equal(kn->bytes_weights, kn->ops->weight_bytes(w));
-    kc_linear(kn, w, p->w.cols, p->w.rows, p->x, ROWS_ALL, all);
+    kc_linear(kn, w, &p->w, p->x, ROWS_ALL, all);
     check_rows(kn, p, 0, ROWS_ALL, all);
     for (size_t i = 0; i < KC_LEN(batches); i++) {
         uint32_t n = batches[i], first = n == 64 ? 7 : n % 4;
-        kc_linear(kn, w, p->w.cols, p->w.rows, p->x + (size_t)first * p->w.cols, n, got);
+        kc_linear(kn, w, &p->w, p->x + (size_t)first * p->w.cols, n, got);
         kc_same(kc_name(kn), got, all + (size_t)first * p->w.rows, (size_t)n * p->w.rows);
     }
     kn->ops->weight_free(kn, &w);
@@ -234,7 +234,7 @@ static void joint_run(struct kn *kn, const struct joint *j, uint32_t n_w, bool a
         one[i] = malloc(n * sizeof(float));
         got[i] = malloc(n * sizeof(float));
         assert_true(one[i] && got[i]);
-        kc_linear(kn, w[i], j->cols, j->t[i].rows, j->x, j->rows, one[i]);
+        kc_linear(kn, w[i], &j->t[i], j->x, j->rows, one[i]);
     }
     kn->ops->linear(kn, n_w, (const struct kn_weight *const *)w,
                     with_bias ? (const float *const *)bias : NULL, x, j->rows, outs, add);
@@ -361,7 +361,7 @@ static void scores_are_linears(void **state)
             struct kn *kn = set.kn[i];
             struct kn_weight *w = kc_load(kn, &t);
             float *dx = kc_up(kn, x, (size_t)N * C * sizeof *x);
-            kc_linear(kn, w, C, v, x, N, logits);
+            kc_linear(kn, w, &t, x, N, logits);
             kn->ops->row_logit(kn, w, dx, N, ids, got);
             kn->ops->row_lse(kn, w, dx, N, lse);
             for (uint32_t r = 0; r < N; r++) {
