@@ -17,6 +17,7 @@ struct fake_kn {
     struct kn kn;
     uint32_t n_pages, n_committed,
         refuse_after;      /* commits until one is refused; UINT32_MAX: never */
+    bool failed;           /* the device */
     bool open, *committed; /* [n_pages] */
     uint64_t *row;         /* [n_pages * KN_PAGE_ROWS] */
     uint64_t n_copies;
@@ -85,7 +86,13 @@ static void fake_row_copy(struct kn *kn, const struct kn_kv *kv, uint32_t dst, u
     f->n_copies++;
 }
 
+static int fake_status(struct kn *kn)
+{
+    return ((struct fake_kn *)kn)->failed ? KN_EDEVICE : KN_OK;
+}
+
 static const struct kn_ops fake_ops = {
+    .status = fake_status,
     .arena_open = fake_arena_open,
     .arena_commit = fake_arena_commit,
     .arena_release = fake_arena_release,

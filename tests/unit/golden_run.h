@@ -72,6 +72,7 @@ struct session {
     float *logits;       /* of the newest token, [n_vocab] */
     float *query;        /* its last-layer query */
     uint32_t score_rows; /* of one evict_run call; 0: all at once */
+    bool look;           /* ask for the scores before every prune, which must change nothing */
     uint32_t n_prunes;
     struct {
         uint32_t n, keep[RUN_TOKENS_MAX];
@@ -177,6 +178,10 @@ static inline void session_prune(struct session *s)
     struct err e = {0};
     assert_true(n <= RUN_TOKENS_MAX && s->n_prunes < RUN_PRUNES_MAX);
     memcpy(before, seqcache_stream(s->cache), n * sizeof *before);
+    if (s->look) {
+        float value[RUN_TOKENS_MAX];
+        assert_int_equal(evict_scores(s->ev, s->bench->model, s->cache, value, &e), 0);
+    }
     while (answer == EVICT_WORKING) {
         assert_int_equal(seqcache_count(s->cache), n);
         if (evict_run(s->ev, s->bench->model, s->cache, p->keep, s->score_rows, &answer, &record,

@@ -28,6 +28,9 @@ static const struct form {
     {"counter_causal_logprob_gap4_span15", "counter_causal", "logprob", 15, 4, 0.25f},
     {"counter_causal_fast_gap4_span15_min", "counter_causal_fast", "logit", 15, 4, 0.0f},
     {"counter_causal_fast_span15", "counter_causal_fast", "logit", 15, 0, 0.25f},
+    {"knorm", "knorm", "logit", 1, 0, 0.25f},
+    {"keydiff", "keydiff", "logit", 1, 0, 0.25f},
+    {"random", "random", "logit", 1, 0, 0.25f},
 };
 
 static const struct form *form_of(const struct gcase *c)
@@ -38,6 +41,13 @@ static const struct form *form_of(const struct gcase *c)
             return &forms[i];
     fail_msg("no form named %s", suffix);
     return NULL;
+}
+
+/* 64 bits do not fit in a JSON number: the seed is a string. */
+static uint64_t gcase_seed(const struct gcase *c)
+{
+    const char *at = gcase_field(c, "seed");
+    return at != NULL ? strtoull(at + 1, NULL, 10) : 0;
 }
 
 static struct evict_params case_params(const struct gcase *c, const struct form *f)
@@ -53,6 +63,7 @@ static struct evict_params case_params(const struct gcase *c, const struct form 
         .span = f->span,
         .span_quantile = f->quantile,
         .trigger = gcase_is(c, "trigger", "\"prefill_end\"") ? "prefill_end" : "budget",
+        .seed = gcase_seed(c),
     };
     struct evict_params p;
     struct err e = {0};
@@ -83,6 +94,7 @@ static void check_case(struct bench *b, const struct gcase *c, uint32_t chunk)
     const int32_t *prompt = golden_i32(b->golden, name, &n_prompt);
     session_open(&s, b, &p);
     s.score_rows = chunk == 70 ? 0 : chunk; /* a refresh cut into blocks selects the same */
+    s.look = chunk == 13;
     session_generate(&s, prompt, n_prompt, chunk, n_new, text);
     check_text(b, c->name, text, n_new);
     assert_int_equal(s.n_prunes, (uint32_t)gcase_number(c, "refreshes", 0));
@@ -115,38 +127,92 @@ static void check_none(struct bench *b, const char *group, uint32_t chunk)
     session_close(&s);
 }
 
-static void check_arch(const struct kn_options *ko, const char *arch)
+/* The texts of one file, whose cases belong to `groups`. */
+static void check_file(const struct kn_options *ko, const char *prefix, const char *arch,
+                       const char *const *groups, unsigned n_cases)
 {
     struct bench b;
     struct gcase c;
-    unsigned n_cases = 0;
-    bench_open(&b, ko, arch, "golden");
+    unsigned n = 0;
+    bench_open(&b, ko, arch, prefix);
     for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
-        check_none(&b, "gen", chunks[i]);
-        check_none(&b, "gap", chunks[i]);
-        check_none(&b, "end", chunks[i]);
+        for (const char *const *g = groups; *g != NULL; g++)
+            check_none(&b, *g, chunks[i]);
         for (size_t at = 0; gcase_next(b.golden, &at, &c);)
             if (gcase_field(&c, "n_new") != NULL) {
                 check_case(&b, &c, chunks[i]);
-                n_cases++;
+                n++;
             }
     }
-    assert_int_equal(n_cases, ARRAY_LEN(chunks) * (10 + 5 + 10));
-    print_message("%s: %u texts and all their kept sets\n", b.label, n_cases);
+    assert_int_equal(n, ARRAY_LEN(chunks) * n_cases);
+    print_message("%s, %s: %u texts and all their kept sets\n", b.label, prefix, n);
     bench_close(&b);
 }
 
 static void texts_and_kept_sets_equal_the_goldens(void **state)
 {
     (void)state;
+    static const char *const groups[] = {"gen", "gap", "end", NULL};
     struct kn_options ko;
     for (unsigned i = 0; rig_backend(i, &ko); i++)
         for (size_t a = 0; a < ARRAY_LEN(archs); a++)
-            check_arch(&ko, archs[a]);
+            check_file(&ko, "golden", archs[a], groups, 10 + 5 + 10);
+}
+
+static void baselines_equal_their_generator(void **state)
+{
+    (void)state;
+    static const char *const groups[] = {"gen", NULL};
+    struct kn_options ko;
+    for (unsigned i = 0; rig_backend(i, &ko); i++)
+        for (size_t a = 0; a < ARRAY_LEN(archs); a++)
+            check_file(&ko, "baseline", archs[a], groups, 3);
+}
+
+/* The values themselves, on the prompt's full cache. */
+static void check_values(struct bench *b, const struct gcase *c, double tolerance)
+{
+    struct evict_params p = case_params(c, form_of(c));
+    struct session s;
+    struct err e = {0};
+    float value[RUN_TOKENS_MAX];
+    char name[128];
+    uint32_t n, n_golden;
+    const int32_t *prompt = golden_i32(b->golden, "gen.prompt", &n);
+    p.budget = RUN_TOKENS_MAX;
+    session_open(&s, b, &p);
+    session_feed(&s, prompt, n, 70);
+    assert_int_equal(evict_scores(s.ev, b->model, s.cache, value, &e), 0);
+    snprintf(name, sizeof name, "values.%s", form_of(c)->suffix);
+    const float *golden = golden_f32(b->golden, name, &n_golden);
+    assert_int_equal(n, n_golden);
+    double off = max_diff(value, golden, n);
+    if (!(off <= tolerance))
+        fail_msg("%s %s is off by %g", b->label, name, off);
+    session_close(&s);
+}
+
+static void values_equal_their_generator(void **state)
+{
+    (void)state;
+    struct kn_options ko;
+    for (unsigned i = 0; rig_backend(i, &ko); i++)
+        for (size_t a = 0; a < ARRAY_LEN(archs); a++) {
+            struct bench b;
+            struct gcase c;
+            bench_open(&b, &ko, archs[a], "baseline");
+            for (size_t at = 0; gcase_next(b.golden, &at, &c);)
+                check_values(&b, &c, strstr(c.name, "random") != NULL ? 0 : 1e-4);
+            bench_close(&b);
+        }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(texts_and_kept_sets_equal_the_goldens)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_and_kept_sets_equal_the_goldens),
+        cmocka_unit_test(baselines_equal_their_generator),
+        cmocka_unit_test(values_equal_their_generator),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

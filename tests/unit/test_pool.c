@@ -1,6 +1,8 @@
 /* Pages of a pool: taken, shared, given back, and counted to the byte. */
 #include "fake_kn.h"
 #include "pool.h"
+#include <stdio.h>
+#include <unistd.h>
 
 #define PAGES 5
 
@@ -134,6 +136,56 @@ static void impossible_sizes_are_refused(void **state)
     assert_false(fake.open);
 }
 
+/* Memory of this process, in bytes. */
+static size_t resident(void)
+{
+    unsigned long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*u %lu", &pages), 1);
+    fclose(f);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* On a real backend: a pool of a terabyte costs nothing, a page that is given back is memory of the
+ * system again, and the next one to take it finds zeros. */
+static void pages_return_to_the_system_and_come_back_empty(void **state)
+{
+    (void)state;
+    const struct kn_options options = {.backend = "ref"};
+    struct kn_kv shape = fake_shape();
+    const uint32_t n = 64;
+    uint32_t pages[64];
+    struct kn *kn;
+    struct pool *pool;
+    struct err e = {0};
+    shape.n_layers = 64;
+    shape.stride = kn_kv_page_bytes(&shape); /* 1 MiB */
+    assert_int_equal(kn_open(&kn, &options, NULL, 0), KN_OK);
+    assert_int_equal(pool_open(&pool, kn, &shape, 1u << 20, &e), 0);
+    char *base = pool_kv(pool)->base;
+    size_t before = resident();
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(pool_take(pool, &pages[i], &e), 0);
+        memset(base + pages[i] * shape.stride, 0x5a, shape.stride);
+    }
+    assert_int_equal(kn->bytes_arena, n * shape.stride);
+    assert_true(resident() >= before + n * shape.stride / 2);
+    for (uint32_t i = 0; i < n; i++)
+        pool_drop(pool, pages[i]);
+    assert_int_equal(kn->bytes_arena, 0);
+    assert_true(resident() < before + n * shape.stride / 4);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(pool_take(pool, &pages[i], &e), 0);
+        const char *page = base + pages[i] * shape.stride;
+        assert_true(page[0] == 0 && memcmp(page, page + 1, shape.stride - 1) == 0);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        pool_drop(pool, pages[i]);
+    pool_close(&pool);
+    kn_close(&kn);
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, world_open, world_close)
@@ -144,6 +196,7 @@ int main(void)
         T(an_empty_pool_says_what_is_missing),
         T(a_refused_commit_changes_nothing),
         cmocka_unit_test(impossible_sizes_are_refused),
+        cmocka_unit_test(pages_return_to_the_system_and_come_back_empty),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

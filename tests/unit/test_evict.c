@@ -1,0 +1,629 @@
+/* Requests to parameters, and the driver of a prune: which rows it asks for, in which pieces, what it leaves alone when something
+ * fails. The model is a stand-in of this file: it answers with numbers of a table and notes what it was asked. */
+#include "fake_kn.h"
+#include "evict.h"
+#include <math.h>
+
+#define ROWS_MAX 512
+#define PAGE_BYTES 34304 /* of fake_shape */
+
+/* ---- the stand-in model ------------------------------------------------------------------------ */
+
+struct model {
+    struct model_info info;
+    struct kn *kn;
+    uint32_t n_calls, n_asked[ROWS_MAX], largest_call, fail_at; /* call that fails; 0: none */
+    float value[ROWS_MAX];
+    struct model_score last_job;
+};
+
+const struct model_info *model_info(const struct model *m)
+{
+    return &m->info;
+}
+
+struct kn *model_kn(const struct model *m)
+{
+    return m->kn;
+}
+
+int model_score_rows(struct model *m, const struct model_score *job, uint32_t first, uint32_t count,
+                     float *ret_scores, struct err *e)
+{
+    m->last_job = *job;
+    m->largest_call = BC_MAX(m->largest_call, count);
+    if (++m->n_calls == m->fail_at)
+        return err_set(e, BC_EDEVICE, "", "told to fail");
+    for (uint32_t i = first; i < first + count; i++) {
+        m->n_asked[i]++;
+        ret_scores[i - first] = i + job->min_gap + 1 >= job->seq.n ? -INFINITY : m->value[i];
+    }
+    return 0;
+}
+
+struct world {
+    struct fake_kn fake;
+    struct pool *pool;
+    struct seqcache *cache;
+    struct model model;
+};
+
+static int world_open(void **state)
+{
+    struct world *w = calloc(1, sizeof *w);
+    struct kn_kv shape = fake_shape();
+    struct err e;
+    assert_non_null(w);
+    w->fake = fake_kn_make();
+    assert_int_equal(pool_open(&w->pool, &w->fake.kn, &shape, ROWS_MAX / 64, &e), 0);
+    assert_int_equal(pool_page_bytes(w->pool), PAGE_BYTES);
+    assert_int_equal(seqcache_open(&w->cache, w->pool, &e), 0);
+    w->model =
+        (struct model){.info = {.n_layers = 2, .n_heads = 4, .head_dim = 16}, .kn = &w->fake.kn};
+    uint32_t random = 99;
+    for (int i = 0; i < ROWS_MAX; i++)
+        w->model.value[i] = (float)((random = random * 1664525u + 1013904223u) >> 24);
+    *state = w;
+    return 0;
+}
+
+static int world_close(void **state)
+{
+    struct world *w = *state;
+    seqcache_close(&w->cache);
+    pool_close(&w->pool);
+    free(w);
+    return 0;
+}
+
+static void fill(struct world *w, uint32_t n)
+{
+    int32_t ids[ROWS_MAX] = {0};
+    struct err e;
+    uint64_t next = 0;
+    if (seqcache_count(w->cache) > 0)
+        next = seqcache_stream(w->cache)[seqcache_count(w->cache) - 1] + 1;
+    assert_int_equal(seqcache_reserve(w->cache, n, &e), 0);
+    seqcache_append(w->cache, n, ids, (int32_t)next, next);
+}
+
+/* ---- requests ---------------------------------------------------------------------------------- */
+
+static struct evict_request open_request(void)
+{
+    return (struct evict_request){.recent = -1, .span_quantile = -1};
+}
+
+static struct evict_params resolved(const struct evict_request *r, uint64_t default_bytes)
+{
+    struct evict_params p;
+    struct err e = {0};
+    if (evict_resolve(r, PAGE_BYTES, default_bytes, &p, &e))
+        fail_msg("%s: %s", e.field, e.text);
+    return p;
+}
+
+static void expect_refused(const struct evict_request *r, int code, const char *field,
+                           const char *number)
+{
+    struct evict_params p, untouched;
+    struct err e = {0};
+    memset(&p, 0x5a, sizeof p);
+    untouched = p;
+    assert_int_equal(evict_resolve(r, PAGE_BYTES, 0, &p, &e), code);
+    assert_int_equal(e.code, code);
+    assert_string_equal(e.field, field);
+    if (strstr(e.text, number) == NULL)
+        fail_msg("\"%s\" does not say %s", e.text, number);
+    assert_memory_equal(&p, &untouched, sizeof p);
+}
+
+static void what_is_left_open_gets_the_defaults(void **state)
+{
+    (void)state;
+    struct evict_request r = open_request();
+    r.budget_tokens = 512;
+    struct evict_params p = resolved(&r, 0);
+    assert_string_equal(p.policy->name, "counter_causal_fast");
+    assert_int_equal(p.budget, 512);
+    assert_int_equal(p.keep, 384);
+    assert_int_equal(p.recent, 32);
+    assert_int_equal(p.frozen, 0);
+    assert_int_equal(p.min_gap, 0);
+    assert_int_equal(p.span, 15);
+    assert_true(p.span_quantile == 0.25f);
+    assert_int_equal(p.score, EVICT_LOGIT);
+    assert_int_equal(p.trigger, EVICT_ON_BUDGET);
+    r.budget_tokens = 100;
+    p = resolved(&r, 0);
+    assert_int_equal(p.keep, 75);
+    assert_int_equal(p.recent, 12); /* an eighth */
+    r.budget_tokens = 10;
+    assert_int_equal(resolved(&r, 0).keep, 7);
+}
+
+static void bytes_round_down_to_pages(void **state)
+{
+    (void)state;
+    struct evict_request r = open_request();
+    r.budget_bytes = 4 * PAGE_BYTES - 1;
+    struct evict_params p = resolved(&r, 0);
+    assert_int_equal(p.budget, 3 * 64);
+    assert_int_equal(budget_bytes(&p, PAGE_BYTES), 3 * PAGE_BYTES);
+    r.budget_bytes = 4 * PAGE_BYTES;
+    assert_int_equal(resolved(&r, 0).budget, 4 * 64);
+    r.budget_bytes = UINT64_MAX; /* more than can be addressed: the most that can */
+    assert_int_equal(resolved(&r, 0).budget, POOL_PAGES_MAX * 64);
+    r.budget_bytes = 0;
+    assert_int_equal(resolved(&r, 5 * PAGE_BYTES).budget, 5 * 64);
+    r.budget_tokens = 65; /* a token budget is exact; its bytes are whole pages */
+    p = resolved(&r, 5 * PAGE_BYTES);
+    assert_int_equal(p.budget, 65);
+    assert_int_equal(budget_bytes(&p, PAGE_BYTES), 2 * PAGE_BYTES);
+    r.budget_tokens = 0;
+    r.budget_bytes = PAGE_BYTES - 1;
+    expect_refused(&r, BC_EBUDGET, "budget_bytes", "34303");
+    r.budget_bytes = PAGE_BYTES;
+    r.budget_tokens = 64;
+    expect_refused(&r, BC_EINVALID, "budget_tokens", "64");
+}
+
+static void policy_none_needs_no_budget(void **state)
+{
+    (void)state;
+    struct evict_request r = open_request();
+    r.policy = "none";
+    struct evict_params p = resolved(&r, 5 * PAGE_BYTES);
+    assert_int_equal(p.budget, 0);
+    assert_int_equal(budget_room(&p, 1000000), UINT32_MAX);
+    assert_int_equal(budget_bytes(&p, PAGE_BYTES), 0);
+    r.budget_tokens = 100;
+    p = resolved(&r, 0);
+    assert_int_equal(budget_room(&p, 99), 1);
+    assert_int_equal(budget_room(&p, 100), 0);
+    r.trigger = "prefill_end";
+    expect_refused(&r, BC_EINVALID, "trigger", "none");
+}
+
+static void prefill_end_needs_a_budget_or_a_keep(void **state)
+{
+    (void)state;
+    struct evict_request r = open_request();
+    r.trigger = "prefill_end";
+    expect_refused(&r, BC_EINVALID, "keep_tokens", "0");
+    r.keep = 80;
+    struct evict_params p = resolved(&r, 0);
+    assert_int_equal(p.trigger, EVICT_ON_PREFILL_END);
+    assert_int_equal(p.budget, 0);
+    assert_int_equal(p.recent, 10);
+    assert_int_equal(budget_room(&p, 1000000), UINT32_MAX);
+    r.budget_tokens = 80;
+    expect_refused(&r, BC_EINVALID, "keep_tokens", "80");
+}
+
+static void names_that_nobody_knows_are_refused(void **state)
+{
+    (void)state;
+    struct evict_request r = open_request();
+    r.budget_tokens = 64;
+    r.policy = "lru";
+    expect_refused(&r, BC_EUNKNOWN, "policy", "\"lru\"");
+    r.policy = "";
+    expect_refused(&r, BC_EUNKNOWN, "policy", "key_similarity");
+    r.policy = NULL;
+    r.score = "loss";
+    expect_refused(&r, BC_EUNKNOWN, "score", "logprob");
+    r.score = NULL;
+    r.trigger = "always";
+    expect_refused(&r, BC_EUNKNOWN, "trigger", "prefill_end");
+}
+
+static void numbers_out_of_range_are_refused(void **state)
+{
+    (void)state;
+    struct evict_request r = open_request();
+    expect_refused(&r, BC_EINVALID, "budget_tokens", "counter_causal_fast");
+    r.budget_tokens = 1;
+    expect_refused(&r, BC_EINVALID, "keep_tokens", "1");
+    r.budget_tokens = 64;
+#define REFUSED(member, value, code, field, number)                                                \
+    do {                                                                                           \
+        struct evict_request bad = r;                                                              \
+        bad.member = (value);                                                                      \
+        expect_refused(&bad, code, field, number);                                                 \
+    } while (0)
+    REFUSED(keep, 64, BC_EINVALID, "keep_tokens", "64");
+    REFUSED(keep, UINT32_MAX, BC_EINVALID, "keep_tokens", "4294967295");
+    REFUSED(frozen, 48, BC_EINVALID, "frozen_tokens", "48");
+    REFUSED(frozen, 64, BC_EINVALID, "frozen_tokens", "64");
+    REFUSED(frozen, UINT32_MAX - 1, BC_EINVALID, "frozen_tokens", "4294967294");
+    REFUSED(frozen, 41, BC_EINVALID, "recent_tokens", "41"); /* recent is 8 by default, keep 48 */
+    REFUSED(recent, 49, BC_EINVALID, "recent_tokens", "49");
+    REFUSED(recent, -2, BC_EINVALID, "recent_tokens", "-2");
+    REFUSED(recent, INT64_MAX, BC_EINVALID, "recent_tokens", "9223372036854775807");
+    REFUSED(min_gap, 48, BC_EINVALID, "min_gap", "48");
+    REFUSED(min_gap, UINT32_MAX, BC_EINVALID, "min_gap", "4294967295");
+    REFUSED(span, 2, BC_EINVALID, "span", "2");
+    REFUSED(span, 257, BC_EINVALID, "span", "257");
+    REFUSED(span_quantile, 1.5f, BC_EINVALID, "span_quantile", "1.5");
+    REFUSED(span_quantile, NAN, BC_EINVALID, "span_quantile", "nan");
+    struct evict_request good = r;
+    good.frozen = 40;
+    good.recent = 8;
+    good.min_gap = 7;
+    assert_int_equal(resolved(&good, 0).frozen, 40);
+}
+
+static void frozen_auto_is_checked_when_it_is_fixed(void **state)
+{
+    (void)state;
+    struct evict_request r = open_request();
+    struct evict *ev;
+    struct err e = {0};
+    r.budget_tokens = 64;
+    r.frozen = EVICT_FROZEN_AUTO;
+    struct evict_params p = resolved(&r, 0);
+    assert_int_equal(evict_open(&ev, &p, &e), 0);
+    p.frozen = 41;
+    assert_int_equal(evict_set_params(ev, &p, &e), BC_EINVALID);
+    assert_int_equal(evict_params(ev)->frozen, EVICT_FROZEN_AUTO);
+    p.frozen = 40;
+    assert_int_equal(evict_set_params(ev, &p, &e), 0);
+    assert_int_equal(evict_params(ev)->frozen, 40);
+    p.policy = evict_policy_find("tova");
+    assert_int_equal(evict_set_params(ev, &p, &e), BC_EINVALID);
+    assert_string_equal(e.field, "policy");
+    evict_close(&ev);
+    assert_null(ev);
+}
+
+static void the_list_of_policies_is_whole(void **state)
+{
+    (void)state;
+    const char *const names[] = {"none",           "sliding_window",
+                                 "key_similarity", "h2o",
+                                 "tova",           "knorm",
+                                 "keydiff",        "random",
+                                 "counter_causal", "counter_causal_fast"};
+    unsigned n = 0;
+    for (const struct evict_policy *p; (p = evict_policy_at(n)) != NULL; n++) {
+        assert_ptr_equal(evict_policy_find(p->name), p);
+        assert_true(strlen(p->summary) > 10 && p->row_state_bytes <= 4);
+        assert_true(p->score == NULL || p->score_rows == NULL);
+        assert_int_equal(evict_policy_prunes(p), strcmp(p->name, "none") != 0);
+        assert_int_equal(p->needs_hidden, strcmp(p->name, "counter_causal_fast") == 0);
+    }
+    assert_int_equal(n, ARRAY_LEN(names));
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        assert_non_null(evict_policy_find(names[i]));
+    assert_ptr_equal(evict_policy_find("streaming_llm"), evict_policy_find("sliding_window"));
+    assert_null(evict_policy_find("Random"));
+}
+
+/* ---- runs -------------------------------------------------------------------------------------- */
+
+static struct evict_params params(const char *policy, uint32_t keep, uint32_t frozen,
+                                  uint32_t recent)
+{
+    return (struct evict_params){.policy = evict_policy_find(policy),
+                                 .budget = ROWS_MAX,
+                                 .keep = keep,
+                                 .frozen = frozen,
+                                 .recent = recent,
+                                 .span = 1,
+                                 .span_quantile = 0.25f};
+}
+
+static struct evict *opened(const struct evict_params *p)
+{
+    struct evict *ev;
+    struct err e = {0};
+    if (evict_open(&ev, p, &e))
+        fail_msg("%s: %s", e.field, e.text);
+    return ev;
+}
+
+static struct evict_record run_whole(struct world *w, struct evict *ev, uint32_t keep)
+{
+    struct evict_record record;
+    enum evict_answer answer;
+    struct err e = {0};
+    if (evict_run(ev, &w->model, w->cache, keep, 0, &answer, &record, &e))
+        fail_msg("%s: %s", e.field, e.text);
+    assert_int_equal(answer, EVICT_DONE);
+    return record;
+}
+
+/* Exactly the rows within half a span of an unprotected row, and none that sees nothing. */
+static void only_rows_that_matter_are_scored(void **state)
+{
+    struct world *w = *state;
+    static const struct {
+        uint32_t n, keep, frozen, recent, gap, span;
+    } cases[] = {
+        {100, 50, 0, 0, 0, 1},  {100, 50, 4, 8, 0, 1},   {100, 50, 20, 20, 0, 15},
+        {100, 50, 4, 8, 4, 15}, {100, 50, 0, 0, 12, 5},  {100, 50, 20, 3, 9, 15},
+        {100, 99, 0, 0, 0, 15}, {100, 60, 30, 30, 0, 3}, {65, 40, 2, 6, 1, 255},
+    };
+    for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
+        struct evict_params p =
+            params("counter_causal", cases[c].keep, cases[c].frozen, cases[c].recent);
+        p.min_gap = cases[c].gap;
+        p.span = cases[c].span;
+        uint32_t n = cases[c].n, tail = BC_MAX(p.recent, p.min_gap + 1), half = p.span / 2;
+        seqcache_evict(w->cache, NULL, 0);
+        fill(w, n);
+        memset(w->model.n_asked, 0, sizeof w->model.n_asked);
+        struct evict *ev = opened(&p);
+        run_whole(w, ev, p.keep);
+        evict_close(&ev);
+        for (uint32_t i = 0; i < n; i++) {
+            bool matters = false;
+            for (uint32_t u = p.frozen; u < n - tail; u++)
+                matters = matters || (i + half >= u && i <= u + half);
+            bool blind = i + p.min_gap + 1 >= n;
+            if (w->model.n_asked[i] != (matters && !blind))
+                fail_msg("case %zu: row %u was asked %u times", c, i, w->model.n_asked[i]);
+        }
+        assert_int_equal(w->model.last_job.min_gap, p.min_gap);
+        assert_int_equal(w->model.last_job.seq.n, n);
+    }
+}
+
+/* The whole of it, from the definition: all rows scored, pooled and cut at once. */
+static uint32_t expected_keep(const struct world *w, const struct evict_params *p, uint32_t n,
+                              uint32_t *ret)
+{
+    float value[ROWS_MAX], pooled[ROWS_MAX];
+    uint32_t scratch[ROWS_MAX];
+    for (uint32_t i = 0; i < n; i++)
+        value[i] = i + p->min_gap + 1 >= n ? -INFINITY : w->model.value[i];
+    select_span(value, n, p->span, p->span_quantile, pooled);
+    return select_keep(pooled, n, p->keep, p->frozen, BC_MAX(p->recent, p->min_gap + 1), scratch,
+                       ret);
+}
+
+static void a_run_in_blocks_keeps_the_same(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("counter_causal_fast", 120, 10, 20);
+    uint32_t want[ROWS_MAX];
+    p.span = 15;
+    p.score = EVICT_LOGPROB;
+    for (uint32_t max_rows = 1; max_rows < 60; max_rows += 7) {
+        struct evict_record record;
+        enum evict_answer answer = EVICT_WORKING;
+        struct err e = {0};
+        uint32_t calls = 0;
+        seqcache_evict(w->cache, NULL, 0);
+        fill(w, 200);
+        w->model.largest_call = w->model.n_calls = 0;
+        struct evict *ev = opened(&p);
+        for (; answer == EVICT_WORKING; calls++) {
+            assert_int_equal(seqcache_count(w->cache), 200);
+            assert_int_equal(evict_run(ev, &w->model, w->cache, 120, max_rows, &answer, &record,
+                                       &e),
+                             0);
+        }
+        uint32_t n_rows = (200 - 20 + 7) - (10 - 7); /* see the case above */
+        assert_int_equal(calls, (n_rows + max_rows - 1) / max_rows);
+        assert_int_equal(w->model.n_calls, calls);
+        assert_int_equal(w->model.largest_call, max_rows);
+        assert_true(w->model.last_job.fast && w->model.last_job.logprob);
+        assert_int_equal(record.tokens_after, expected_keep(w, &p, 200, want));
+        assert_memory_equal(record.keep, want, record.tokens_after * sizeof *want);
+        evict_close(&ev);
+    }
+}
+
+static void a_failed_or_forgotten_run_changes_nothing(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("counter_causal", 100, 0, 10);
+    struct evict *ev = opened(&p);
+    struct evict_record record, untouched;
+    enum evict_answer answer;
+    struct err e = {0};
+    uint32_t slots[200], want[ROWS_MAX];
+    fill(w, 200);
+    memcpy(slots, seqcache_slots(w->cache), sizeof slots);
+    memset(&record, 0x5a, sizeof record);
+    untouched = record;
+    w->model.fail_at = 3;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(evict_run(ev, &w->model, w->cache, 100, 50, &answer, &record, &e), 0);
+        assert_int_equal(answer, EVICT_WORKING);
+    }
+    assert_int_equal(evict_run(ev, &w->model, w->cache, 100, 50, &answer, &record, &e), BC_EDEVICE);
+    w->model.fail_at = 0;
+    assert_int_equal(evict_run(ev, &w->model, w->cache, 100, 50, &answer, &record, &e), 0);
+    assert_int_equal(answer, EVICT_WORKING);
+    evict_abort(ev);
+    assert_int_equal(seqcache_count(w->cache), 200);
+    assert_memory_equal(seqcache_slots(w->cache), slots, sizeof slots);
+    assert_memory_equal(&record, &untouched, sizeof record);
+    fill(w, 1); /* after an abort the cache may change */
+    record = run_whole(w, ev, 100);
+    assert_int_equal(record.tokens_before, 201);
+    assert_int_equal(record.tokens_after, expected_keep(w, &p, 201, want));
+    assert_memory_equal(record.keep, want, 100 * sizeof *want);
+    w->fake.failed = true; /* a sticky device error is noticed even where no call reports it */
+    assert_int_equal(evict_run(ev, &w->model, w->cache, 90, 0, &answer, &record, &e), BC_EDEVICE);
+    assert_int_equal(seqcache_count(w->cache), 100);
+    evict_close(&ev);
+}
+
+static void a_record_says_what_was_dropped(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("counter_causal", 100, 0, 0);
+    struct evict *ev = opened(&p);
+    for (uint32_t i = 0; i < 200; i++)
+        w->model.value[i] = (float)(i % 2); /* odd rows go, but the last, which sees nothing */
+    fill(w, 200);
+    struct evict_record r = run_whole(w, ev, 100);
+    assert_ptr_equal(r.policy, p.policy);
+    assert_int_equal(r.tokens_before, 200);
+    assert_int_equal(r.tokens_after, 100);
+    assert_int_equal(r.live_before, 200 * pool_row_bytes(w->pool));
+    assert_int_equal(r.live_after, 100 * pool_row_bytes(w->pool));
+    assert_int_equal(r.held_before, 4 * PAGE_BYTES);
+    assert_int_equal(r.held_after, 4 * PAGE_BYTES);
+    assert_int_equal(r.n_dropped, 99); /* the even row 198 makes room for 199 */
+    for (uint32_t i = 0; i < 99; i++) {
+        assert_int_equal(r.dropped[i].first, 2 * i + 1);
+        assert_int_equal(r.dropped[i].count, i < 98 ? 1 : 2);
+    }
+    /* what is left is 0 2 4 ... 196 199: the first fifty of it go as fifty ranges */
+    for (uint32_t i = 0; i < 100; i++)
+        w->model.value[i] = -(float)i;
+    r = run_whole(w, ev, 50);
+    assert_int_equal(r.n_dropped, 50);
+    assert_int_equal(r.dropped[49].first, 98);
+    fill(w, 64); /* 200 .. 263: a run of neighbours is one range */
+    for (uint32_t i = 0; i < 114; i++)
+        w->model.value[i] = i >= 60 ? 1 : 0;
+    r = run_whole(w, ev, 61);
+    assert_int_equal(r.tokens_after, 61);
+    assert_int_equal(r.n_dropped, 1);
+    assert_int_equal(r.dropped[0].first, 210);
+    assert_int_equal(r.dropped[0].count, 53);
+    evict_close(&ev);
+}
+
+static void a_cache_below_keep_is_left_alone(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("counter_causal", 100, 0, 10);
+    struct evict *ev = opened(&p);
+    for (uint32_t n = 0; n <= 100; n += 50) {
+        struct evict_record r = run_whole(w, ev, 100);
+        assert_int_equal(r.tokens_before, n);
+        assert_int_equal(r.tokens_after, n);
+        assert_int_equal(r.n_dropped, 0);
+        assert_int_equal(w->model.n_calls, 0);
+        fill(w, 50);
+    }
+    evict_close(&ev);
+}
+
+static void a_keep_below_the_protected_rows_is_refused(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("counter_causal", 100, 20, 10);
+    struct evict *ev = opened(&p);
+    struct evict_record record;
+    enum evict_answer answer;
+    struct err e = {0};
+    fill(w, 200);
+    assert_int_equal(evict_run(ev, &w->model, w->cache, 29, 0, &answer, &record, &e), BC_EINVALID);
+    assert_string_equal(e.field, "keep_tokens");
+    assert_non_null(strstr(e.text, "29"));
+    assert_int_equal(evict_run(ev, &w->model, w->cache, 0, 0, &answer, &record, &e), BC_EINVALID);
+    assert_int_equal(seqcache_count(w->cache), 200);
+    assert_int_equal(run_whole(w, ev, 30).tokens_after, 30);
+    evict_close(&ev);
+    p = params("none", 100, 0, 0);
+    ev = opened(&p);
+    assert_int_equal(evict_run(ev, &w->model, w->cache, 20, 0, &answer, &record, &e), BC_EINVALID);
+    assert_string_equal(e.field, "policy");
+    evict_close(&ev);
+}
+
+static void frozen_and_recent_rows_stay_whatever_their_value(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("random", 30, 20, 10);
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        p.seed = seed;
+        struct evict *ev = opened(&p);
+        seqcache_evict(w->cache, NULL, 0);
+        fill(w, 100);
+        struct evict_record r = run_whole(w, ev, 30);
+        for (uint32_t i = 0; i < 30; i++)
+            assert_int_equal(r.keep[i], i < 20 ? i : 70 + i);
+        evict_close(&ev);
+    }
+}
+
+static void random_depends_on_seed_and_position_alone(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("random", 50, 0, 0);
+    struct err e;
+    float a[100], b[100], c[50];
+    uint32_t same = 0, keep[50];
+    fill(w, 100);
+    struct evict *ev = opened(&p);
+    assert_int_equal(evict_scores(ev, &w->model, w->cache, a, &e), 0);
+    for (uint32_t i = 0; i < 50; i++)
+        keep[i] = 2 * i;
+    seqcache_evict(w->cache, keep, 50);
+    assert_int_equal(evict_scores(ev, &w->model, w->cache, c, &e), 0);
+    for (uint32_t i = 0; i < 50; i++)
+        assert_true(c[i] == a[2 * i] && a[i] >= 0 && a[i] < 1);
+    evict_close(&ev);
+    p.seed = 1;
+    ev = opened(&p);
+    assert_int_equal(evict_scores(ev, &w->model, w->cache, b, &e), 0);
+    for (uint32_t i = 0; i < 50; i++)
+        same += b[i] == c[i];
+    assert_true(same < 3);
+    evict_close(&ev);
+}
+
+static void tova_without_a_query_says_so(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("tova", 50, 0, 0);
+    struct evict *ev = opened(&p);
+    struct evict_record record;
+    enum evict_answer answer;
+    struct err e = {0};
+    fill(w, 100);
+    assert_int_equal(evict_run(ev, &w->model, w->cache, 50, 0, &answer, &record, &e), BC_ESTATE);
+    assert_int_equal(seqcache_count(w->cache), 100);
+    evict_close(&ev);
+}
+
+static void scores_of_an_empty_cache_are_none(void **state)
+{
+    struct world *w = *state;
+    struct err e = {0};
+    float untouched = 3;
+    const struct evict_policy *policy;
+    for (unsigned i = 0; (policy = evict_policy_at(i)) != NULL; i++) {
+        struct evict_params p = params(policy->name, 50, 0, 0);
+        struct evict *ev = opened(&p);
+        int rc = evict_scores(ev, &w->model, w->cache, &untouched, &e);
+        assert_int_equal(rc, evict_policy_prunes(policy) ? 0 : BC_EINVALID);
+        assert_true(untouched == 3);
+        evict_close(&ev);
+    }
+}
+
+int main(void)
+{
+#define T(f) cmocka_unit_test_setup_teardown(f, world_open, world_close)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_left_open_gets_the_defaults),
+        cmocka_unit_test(bytes_round_down_to_pages),
+        cmocka_unit_test(policy_none_needs_no_budget),
+        cmocka_unit_test(prefill_end_needs_a_budget_or_a_keep),
+        cmocka_unit_test(names_that_nobody_knows_are_refused),
+        cmocka_unit_test(numbers_out_of_range_are_refused),
+        cmocka_unit_test(frozen_auto_is_checked_when_it_is_fixed),
+        cmocka_unit_test(the_list_of_policies_is_whole),
+        T(only_rows_that_matter_are_scored),
+        T(a_run_in_blocks_keeps_the_same),
+        T(a_failed_or_forgotten_run_changes_nothing),
+        T(a_record_says_what_was_dropped),
+        T(a_cache_below_keep_is_left_alone),
+        T(a_keep_below_the_protected_rows_is_refused),
+        T(frozen_and_recent_rows_stay_whatever_their_value),
+        T(random_depends_on_seed_and_position_alone),
+        T(tova_without_a_query_says_so),
+        T(scores_of_an_empty_cache_are_none),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
