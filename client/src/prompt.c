@@ -7,7 +7,8 @@
  *                                         ... no room: wait for the bell, or for a refusal ...
  *     <- ACCEPTED or ERROR
  *
- * The answer may come before the last record is written (a refusal): what is left is not sent.
+ * The answer may come before the last record is written (a refusal): what is left is not sent, and
+ * what was written is known by its sequence numbers, which are below the next prompt's ring_seq.
  */
 #include <errno.h>
 #include <math.h>
@@ -186,8 +187,10 @@ static int generate(backcast_session *s, Backcast__Generate *m, const char *text
         m->text = (ProtobufCBinaryData){len, (uint8_t *)(uintptr_t)text};
         rc = conn_call(c, &call);
     } else if (m->n_ids == 0) {
-        m->has_ring_bytes = true;
+        m->has_ring_bytes = m->has_ring_seq = true;
         m->ring_bytes = len;
+        m->ring_seq =
+            s->out.seq + 1; /* what is left in the ring of a refused one is not this one */
         rc = conn_send(c, FRAME_GENERATE, &m->base, &id);
         if (rc == 0)
             rc = upload(s, text, len, id, &call);

@@ -293,7 +293,7 @@ static void script_upload(struct fake *f, void *arg)
     fake_hello(f);
     fake_opened(f, &s, 1);
     const Backcast__Generate *g = (const Backcast__Generate *)fake_request(f, FRAME_GENERATE);
-    FAKE_REQUIRE(g->ring_bytes == LONG_BYTES);
+    FAKE_REQUIRE(g->ring_bytes == LONG_BYTES && g->has_ring_seq && g->ring_seq == 1);
     FAKE_REQUIRE(!g->has_text);
     while (at < LONG_BYTES) {
         struct record_prompt p;
@@ -319,7 +319,10 @@ static void script_upload(struct fake *f, void *arg)
     }
     fake_reply(f, FRAME_ACCEPTED, &a.base);
     fake_end(&s, END_STOP);
-    fake_request(f, FRAME_GENERATE); /* the next one is refused while it is being written */
+    uint64_t seq = h.seq;
+    g = (const Backcast__Generate *)fake_request(f, FRAME_GENERATE);
+    FAKE_REQUIRE(g->ring_seq == seq + 1);
+    /* this one is refused while it is being written */
     fake_error(f, -BACKCAST_EBUDGET, "text", "longer than the budget");
     fake_wait(f, 1);
     fake_session_free(&s);
