@@ -207,12 +207,52 @@ static void values_equal_their_generator(void **state)
         }
 }
 
+/* No token comes between two prunes: the newest one's query meets what is left. */
+static void check_tova_twice(struct bench *b)
+{
+    struct evict_request r = {.policy = "tova",
+                              .budget_tokens = RUN_TOKENS_MAX,
+                              .frozen = 2,
+                              .recent = 6};
+    struct evict_params p;
+    struct session s;
+    struct err e = {0};
+    uint32_t n;
+    const int32_t *prompt = golden_i32(b->golden, "gen.prompt", &n);
+    r.span_quantile = -1;
+    assert_int_equal(evict_resolve(&r, 4096, 0, &p, &e), 0);
+    session_open(&s, b, &p);
+    session_feed(&s, prompt, n, 13);
+    for (uint32_t i = 0; i < 2; i++) {
+        static const char *const names[] = {"twice.tova.keep0", "twice.tova.keep1"};
+        p.keep = i == 0 ? 50 : 30;
+        assert_int_equal(evict_set_params(s.ev, &p, &e), 0);
+        session_prune(&s);
+        check_kept(b, names[i], s.prune[i].keep, s.prune[i].n);
+    }
+    session_close(&s);
+}
+
+static void tova_prunes_twice_with_one_query(void **state)
+{
+    (void)state;
+    struct kn_options ko;
+    for (unsigned i = 0; rig_backend(i, &ko); i++)
+        for (size_t a = 0; a < ARRAY_LEN(archs); a++) {
+            struct bench b;
+            bench_open(&b, &ko, archs[a], "baseline");
+            check_tova_twice(&b);
+            bench_close(&b);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_and_kept_sets_equal_the_goldens),
         cmocka_unit_test(baselines_equal_their_generator),
         cmocka_unit_test(values_equal_their_generator),
+        cmocka_unit_test(tova_prunes_twice_with_one_query),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

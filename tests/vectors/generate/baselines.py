@@ -5,7 +5,7 @@
 needs: numpy, gguf. A numpy forward pass of the tiny models, written from the method's description alone, in float32: it shares no line
 with the daemon or with reference.py, and it checks itself against golden-ARCH.gguf's logits before it writes anything.
 The files have the layout of golden-ARCH.gguf: `gen.*` texts and kept sets (same budget, keep, frozen and recent), and `values.POLICY` [70], the
-value of each token of the prompt in a full cache: higher goes first.
+value of each token of the prompt in a full cache: higher goes first. `twice.tova.keep{0,1}`: tova prunes the prompt to 50 and at once to 30.
 """
 import json
 import os
@@ -97,6 +97,7 @@ class Model:
             h = self.norm(x, self.t[f"blk.{l}.ffn_norm.weight"])
             gate, up = self.project(l, "ffn_gate", h), self.project(l, "ffn_up", h)
             x = x + self.project(l, "ffn_down", gate / (1 + np.exp(-gate)) * up)
+        self.last_query = q[-1]                                         # last layer, newest token: [heads, head size]
         head = self.t.get("output.weight", self.t["token_embd.weight"])
         return self.norm(x, self.t["output_norm.weight"]) @ head.T
 
@@ -132,6 +133,17 @@ def random(cache):
     golden = 0x9e3779b97f4a7c15
     key = mix((SEED + golden) % 2**64)
     return np.array([(mix((key + golden * int(p)) % 2**64) >> 40) / 2**24 for p in cache["pos"]])
+
+
+def tova(cache, query):
+    """The newest token's last-layer attention over the cache as it is now, low first to go."""
+    group = len(query) // cache["k"][-1].shape[1]
+    rows = []
+    for head, q in enumerate(query):
+        s = cache["k"][-1][:, head // group] @ q / F(np.sqrt(len(q)))
+        p = np.exp(s - s.max())
+        rows.append(p / p.sum())
+    return -np.mean(rows, 0)
 
 
 POLICIES = dict(knorm=knorm, keydiff=keydiff, random=random)
@@ -170,6 +182,18 @@ def run(model, prompt, n_new, policy=None, budget=48, keep=32, frozen=2, recent=
         pending = np.array(text[-1:])
 
 
+def prune_twice(model, prompt, keeps=(50, 30), frozen=2, recent=6):
+    """tova with no new token between two prunes: the same query over what is left. -> kept sets, the narrowest cut"""
+    cache, kept, cuts = model.empty(), [], []
+    model.extend(cache, prompt, np.arange(len(prompt)))
+    for keep in keeps:
+        k, cut = keep_lowest(tova(cache, model.last_query), keep, frozen, recent)
+        cache = evict(cache, k)
+        kept.append(k)
+        cuts.append(cut)
+    return kept, min(cuts)
+
+
 def check_model(model, golden):
     tokens = golden.tensors["tokens"]
     got = model.extend(model.empty(), tokens, np.arange(len(tokens)))
@@ -198,7 +222,8 @@ def make(folder, arch, seed):
     while True:                                                         # a prompt whose runs leave no close calls
         prompt = rng.integers(3, 288, 70)
         runs = {name: run(model, prompt, 40, policy) for name, policy in dict(none=None, **POLICIES).items()}
-        if min(r[2] for r in runs.values()) > 0.003 and min(r[3] for r in runs.values()) > 1e-3:
+        twice, cut = prune_twice(model, prompt)
+        if min(r[2] for r in runs.values()) > 0.003 and min(cut, *(r[3] for r in runs.values())) > 1e-3:
             break
     full = model.empty()
     model.extend(full, prompt, np.arange(len(prompt)))
@@ -211,6 +236,8 @@ def make(folder, arch, seed):
             tensors[f"values.{name}"] = POLICIES[name](full)
             cases.append(dict(name=f"gen.{name}", budget=48, keep=32, frozen=2, recent=6, chunk=7, n_new=40,
                               trigger="budget", refreshes=len(kept), seed=str(SEED)))
+    for i, k in enumerate(twice):
+        tensors[f"twice.tova.keep{i}"] = k
     write(os.path.join(folder, f"baseline-{arch}.gguf"), f"tiny-{arch}.gguf", tensors, cases)
     print(arch, "logits off by", off, "narrowest lead", min(r[2] for r in runs.values()), "narrowest cut",
           min(r[3] for r in runs.values()))
