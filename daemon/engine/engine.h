@@ -127,6 +127,13 @@ struct command {
     bool admin;
     uint64_t session;
     struct command *next; /* queues */
+    struct {              /* the engine's own, from engine_post on */
+        uint64_t serial;
+        struct model_ref *m; /* of a prompt on its way through intake */
+        struct chat *chat;
+        bool fresh; /* the prompt opens the session's stream */
+        bool holds_port;
+    } own;
     union {
         struct {
             struct evict_request evict; /* strings point into `strings` */
@@ -142,14 +149,16 @@ struct command {
             char *text; /* malloced, freed with the command */
             size_t len;
             int32_t *ids; /* kind IDS: given; else made by intake */
-            size_t n_ids, n_system;
-            enum chat_state
-                chat; /* in: where the conversation stands (the loop keeps it from END reports) */
-            enum chat_state chat_after;
             struct generate_options opt;
-            int failed; /* intake's verdict, sent on so that the order of replies holds */
+            /* intake's work: */
+            size_t n_ids, n_system;
+            enum chat_state chat, chat_after; /* the engine knows where the conversation stands */
+            int failed;                       /* intake's verdict, sent on: the engine answers */
             struct err err;
         } generate;
+        struct {
+            uint32_t reason; /* enum record_end_reason of the END; 0: END_CANCELLED */
+        } cancel;
         struct {
             uint64_t bytes;
             uint32_t tokens, keep;
@@ -288,5 +297,7 @@ void engine_counts(const struct engine *en, struct engine_counts *ret);
 /* Totals for the stats page, published by the engine once a step under a sequence lock; any thread.
  */
 void engine_totals(struct engine *en, struct engine_counts *ret);
+/* The device failed: every request ended with END_ERROR and none is taken any more (any thread). */
+bool engine_failed(const struct engine *en);
 const char *engine_default_model(const struct engine *en);
 #endif

@@ -1,0 +1,281 @@
+/* core.h: the engine's own structures, for the files of this folder and nobody else.
+ *
+ *   engine ---- sessions[] ---- request, seqcache, evict, prune job     engine thread alone
+ *     |            '-- face: what engine_post must know of it           under `lock`
+ *     |---- models: kn + model + tok + chats + pools + batch            engine thread (loading: the
+ *     |                                                                 loader, until handed back)
+ *     |---- queues: inbox, intake, loads, outbox                        under `lock`
+ *     '---- totals                                                      one word each, atomic
+ *
+ * Who may run what: functions of queue.c and intake.c take `lock` for themselves; all others belong
+ * to the engine thread and are called without it.
+ */
+#ifndef BACKCAST_ENGINE_CORE_H
+#define BACKCAST_ENGINE_CORE_H
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include "batch.h"
+#include "request.h"
+#include "sampler.h"
+
+#define ENGINE_MAGIC 0x656e6731u
+#define SESSION_MAGIC 0x73657373u
+#define MODEL_REF_MAGIC 0x6d726566u
+
+#define ENGINE_MODELS_MAX 16 /* loaded at once */
+#define MODEL_CHATS_MAX 16   /* templates that a session may ask for by name */
+#define SCORES_PER_REPORT 128
+#define SCORES_REPORTS_STEP 16
+#define RECHECK_NS 1000000000u /* parked sessions are looked at again at least this often */
+#define PROGRESS_US 900000u
+
+/* ---- models ---- */
+
+enum model_state { MODEL_LOADING, MODEL_READY, MODEL_FAILED };
+struct model_ref {
+    unsigned magic;
+    struct model_ref *next;
+    enum model_state state;
+    struct engine *en;
+    char name[96], chat_template[32];
+    char *path;    /* canonical, malloced */
+    struct kn *kn; /* of its own: a load runs beside other models' passes */
+    struct model *model;
+    struct tok *tok;
+    struct chat *chat;                          /* the file's, or the configured one */
+    struct chat *chat_by_name[MODEL_CHATS_MAX]; /* NULL: this vocabulary cannot */
+    struct pool *pools[2][2];                   /* [f16, f32][hidden] */
+    struct batch batch;
+    struct sampler sampler;
+    struct err err;          /* why the load failed */
+    struct command *waiting; /* opens and loads until it is there, oldest first */
+    uint32_t sessions;
+    uint32_t prompts; /* in intake; under engine.lock */
+    uint64_t last_use_us;
+};
+
+/* ---- sessions ---- */
+
+/* A prune under way: why, how far, and who waits for the answer. */
+struct prune {
+    bool active, reply;
+    enum record_prune_reason reason;
+    uint32_t keep;
+    uint64_t order; /* first come, first served */
+    uint64_t conn;
+    uint32_t request_id;
+    /* PRUNE_SHRUNK: the parameters to go back to if it fails, and the ceiling after it */
+    struct evict_params before;
+    struct evict_request ask_before;
+    uint64_t budget_after;
+};
+
+/* Scores of all cached tokens under way, for the session's own client (then a REQUEST_SCORES runs
+ * beside it and streams them) or for another connection (one reply). The session rests meanwhile. */
+struct scoring {
+    bool active, reply;
+    uint64_t conn;
+    uint32_t request_id;
+    float *value; /* [n] */
+    uint32_t n, done;
+};
+
+/* Turns of one uid: sessions of one user share its turn. */
+struct uid_turn {
+    uint32_t uid, sessions;
+    uint64_t turn[2]; /* when last served: decode, prefill */
+};
+
+struct session_face { /* under engine.lock */
+    uint64_t conn;
+    enum chat_state chat;
+    bool fresh; /* nothing was ever cached or sampled */
+    bool busy;  /* a prompt is in intake or a request runs */
+    uint64_t serial, gen_conn;
+    uint32_t gen_request; /* of the prompt in intake; serial 0: none */
+    uint64_t dead_serial; /* prompts up to this one were cancelled in intake */
+};
+
+struct session {
+    unsigned magic;
+    uint64_t id;
+    uint32_t at;   /* in engine.list */
+    uint64_t conn; /* 0: nobody is attached */
+    uint32_t uid;
+    int32_t priority;
+    char name[65], client[64];
+    struct session_port *port;
+    struct session_face face;
+
+    struct model_ref *m;
+    struct chat *chat;
+    enum kn_type kv_type;
+    struct pool *pool;
+    struct seqcache *cache;
+    struct evict *ev;
+    struct evict_request ask; /* as asked at open (names static): a live budget resolves it again */
+    bool frozen_auto;         /* not fixed yet */
+    uint64_t budget_bytes;    /* ceiling of held bytes; 0: none */
+
+    uint64_t stream; /* tokens ever cached: index and position of the next one */
+    bool has_pending;
+    int32_t pending; /* sampled, not evaluated yet */
+    enum chat_state chat_state;
+    int32_t *recent; /* [SAMPLER_REPEAT_MAX] ring: token of stream index i at i % MAX */
+
+    struct request *req;
+    struct prune prune;
+    struct scoring scoring;
+    struct uid_turn *turns;
+    uint64_t turn[2];
+    uint32_t pick_n; /* sched_pick: rows of this pass */
+
+    uint64_t prunes, dropped, tokens_in, tokens_out, prune_micros, last_use_us;
+    uint64_t prunes_at_end, dropped_at_end;
+};
+
+enum turn_kind { TURN_DECODE, TURN_PREFILL };
+
+struct engine {
+    unsigned magic;
+    struct engine_options opt; /* strings owned */
+    struct engine_model_path *paths;
+    size_t n_paths;
+    uint64_t page_budget; /* kv_memory */
+
+    struct model_ref *models, *default_model;
+    struct session **list;  /* [n_sessions] live ones, any order */
+    struct session **slots; /* [n_slots] by id & (n_slots - 1); written under lock */
+    uint32_t n_sessions, max_sessions, n_slots;
+    uint64_t last_id, tick;
+    struct uid_turn *uids;    /* [max_sessions] */
+    struct session **cand;    /* [max_sessions] scratch of the scheduler */
+    uint32_t score_rows_left; /* of this step */
+    bool worked;              /* this step did something */
+    atomic_bool failed;       /* the device is gone: nothing runs any more */
+    struct err failure;
+
+    pthread_mutex_t lock;
+    pthread_cond_t engine_cond, intake_cond, loads_cond;
+    struct command *inbox, **inbox_tail, *intake, **intake_tail;
+    struct model_ref *loads[ENGINE_MODELS_MAX], *loaded[ENGINE_MODELS_MAX]; /* oldest first */
+    uint32_t n_loads, n_loaded;
+    struct report *outbox, **outbox_tail;
+    uint32_t commands; /* under way */
+    uint64_t serial, reports_out;
+    bool stopping, stopped, threads;
+    pthread_t engine_thread, intake_thread, loads_thread;
+
+    /* this step's reports, before they go to the outbox at once */
+    struct report *made, **made_tail;
+    uint64_t n_made;
+
+    _Atomic uint32_t totals_seq;
+    _Atomic uint64_t totals[7];
+    uint64_t steps;
+};
+
+/* queue.c */
+void queue_open(struct engine *en);
+void queue_close(struct engine *en);
+void queue_stop(struct engine *en); /* any thread: everybody wakes up and ends */
+bool queue_stopping(struct engine *en);
+void queue_refuse_all(struct engine *en); /* the threads are gone: what still waits is answered */
+void queue_inbox_take(struct engine *en, struct command **ret); /* a list; the caller owns it */
+bool queue_wait(struct engine *en, bool recheck);               /* false: stop */
+void queue_publish(struct engine *en);                          /* made reports -> outbox, wake */
+void queue_to_engine(struct engine *en, struct command *c);     /* from intake */
+void queue_command_done(struct engine *en, struct command **c); /* frees it, one fewer under way */
+bool queue_has_prompt(struct engine *en, struct session *s);    /* of this session, in intake */
+/* A prompt came out of intake. False: it was cancelled in there, and answered then. */
+bool queue_prompt_arrived(struct engine *en, struct session *s, const struct command *c);
+/* Cancels the prompt in intake, if there is one, and says whose it is. */
+bool queue_prompt_cancel(struct engine *en, struct session *s, uint64_t *ret_conn,
+                         uint32_t *ret_request);
+/* The session's face after something changed. */
+void queue_face(struct engine *en, struct session *s);
+
+/* intake.c */
+void *intake_main(void *en);
+void intake_drain(struct engine *en); /* inline, when no thread runs */
+void *loads_main(void *en);
+void loads_drain(struct engine *en);
+
+/* models.c */
+int models_find(struct engine *en, const char *name, struct model_ref **ret, struct err *e);
+/* An entry for the daemon's default, queued for loading; name may be NULL. */
+int models_default(struct engine *en, const char *path, const char *name, struct model_ref **ret,
+                   struct err *e);
+void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_t), void *arg);
+int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hidden,
+                struct pool **ret, struct err *e);
+int models_chat(struct model_ref *m, const char *name, struct chat **ret, struct err *e);
+int models_query_space(struct model_ref *m, struct err *e);
+void models_take_loaded(struct engine *en);
+int models_unload(struct engine *en, const char *name, struct err *e);
+void models_close(struct engine *en);
+void models_drop(struct engine *en, struct model_ref **m);
+uint64_t models_held(const struct engine *en); /* bytes of pages of all pools */
+
+/* session.c */
+int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct session **ret,
+              struct err *e);
+void sess_close(struct engine *en, struct session **s);
+struct session *sess_find(struct engine *en, uint64_t id);
+/* The session that c names, if c's sender may use it. */
+int sess_for(struct engine *en, const struct command *c, struct session **ret, struct err *e);
+struct session *sess_named(struct engine *en, uint32_t uid, const char *name);
+bool sess_parked(const struct session *s);
+void sess_append(struct session *s, const int32_t *ids, uint32_t n); /* cache, stream, ring */
+void sess_info(struct engine *en, struct session *s, struct report_session *ret);
+
+/* request.c */
+/* All checks of a prompt that intake has made ids of, then the request: nothing changes on failure. */
+int request_accept(struct engine *en, struct session *s, struct command *c, struct err *e);
+/* Ends it as soon as it owes nothing more (a prune at the prompt's end). */
+void request_finish(struct engine *en, struct session *s, enum record_end_reason reason);
+/* Ends it now. e: a code and a sentence for END_ERROR and END_BUDGET, else NULL. */
+void request_end(struct engine *en, struct session *s, enum record_end_reason reason,
+                 const struct err *e);
+
+/* command.c */
+struct session_port *port_share(struct session_port *p); /* one more holder; NULL: a port that never
+                                                            parks, or NULL: no memory */
+void command_run(struct engine *en, struct command **c); /* takes it */
+void command_open(struct engine *en, struct command **c, struct model_ref *m);
+
+/* sched.c: steps 2 and 4 */
+void sched_pick(struct engine *en);
+void batch_forward(struct engine *en);
+
+/* pressure.c: step 3 and 7 */
+void pressure_reserve(struct engine *en);
+/* Bytes of pages that n more rows of s take: BC_EBUDGET with the numbers if the daemon lacks them. */
+int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e);
+void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
+                 uint32_t keep);
+void prune_abort(struct session *s);
+void budgets_check(struct engine *en);
+
+/* scores.c */
+void scores_command(struct engine *en, struct command *c);
+void scores_run(struct engine *en, struct session *s); /* a block of rows, or reports */
+void scores_abort(struct session *s);
+
+/* output.c: steps 5 and 6 */
+void sample_batch(struct engine *en);
+void deliver_batch(struct engine *en);
+
+/* report.c */
+struct report *report_new(enum report_type type, size_t extra); /* never NULL: see there */
+void report_stream(struct engine *en, struct session *s, struct report *r);
+void report_reply(struct engine *en, const struct command *c, struct report *r);
+void report_error(struct engine *en, const struct command *c, const struct err *e);
+void report_tokens(struct engine *en, struct session *s, uint64_t first, const int32_t *ids,
+                   uint32_t n, const char *text, size_t len);
+void report_progress(struct engine *en, struct session *s);
+
+/* engine.c */
+void engine_fail(struct engine *en, const struct err *e);
+#endif

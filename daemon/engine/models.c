@@ -1,0 +1,419 @@
+/* models.c: the models that are loaded, each with a backend of its own, and how a name becomes one.
+ *
+ *   name --> loaded? --> READY: at once
+ *     |         '-- no --> entry in LOADING, queued for the loader thread; who asked waits in it
+ *     '-- unknown: BC_EUNKNOWN "model"            |
+ *                                                 '--> READY or FAILED: the waiting ones are answered
+ *
+ * A name is a configured one, a loaded model's own, or a path (it has a '/' or ends in ".gguf").
+ * Entries are keyed by canonical path. While it is LOADING an entry's model fields belong to the
+ * loader; the queue's lock hands them back. When all ENGINE_MODELS_MAX places are taken, the model
+ * without sessions that was used longest ago makes room.
+ */
+#include "core.h"
+#include "clock.h"
+#include "log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WHY_LEN 192
+
+/* ---- names ---- */
+
+static bool looks_like_path(const char *name)
+{
+    size_t n = strlen(name);
+    return strchr(name, '/') != NULL || (n > 5 && strcmp(name + n - 5, ".gguf") == 0);
+}
+
+static int unknown_model(const struct engine *en, const char *name, struct err *e)
+{
+    char known[200] = "";
+    for (const struct model_ref *m = en->models; m != NULL; m = m->next)
+        if (m->state == MODEL_READY) {
+            size_t n = strlen(known);
+            snprintf(known + n, sizeof known - n, "%s%s", n > 0 ? ", " : "", m->name);
+        }
+    for (size_t i = 0; i < en->n_paths; i++) {
+        size_t n = strlen(known);
+        snprintf(known + n, sizeof known - n, "%s%s", n > 0 ? ", " : "", en->paths[i].name);
+    }
+    return err_set(e, BC_EUNKNOWN, "model",
+                   "no model is called \"%.40s\" (known: %s; or a path to a GGUF file)", name,
+                   known);
+}
+
+static struct model_ref *ref_new(struct engine *en, char *path, const char *name,
+                                 const char *chat_template)
+{
+    struct model_ref *m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return NULL;
+    m->magic = MODEL_REF_MAGIC;
+    m->en = en;
+    m->path = path;
+    snprintf(m->name, sizeof m->name, "%s", name != NULL ? name : "");
+    snprintf(m->chat_template, sizeof m->chat_template, "%s",
+             chat_template != NULL ? chat_template : "");
+    m->last_use_us = clock_us();
+    m->next = en->models;
+    en->models = m;
+    return m;
+}
+
+static bool ref_idle(struct engine *en, struct model_ref *m)
+{
+    pthread_mutex_lock(&en->lock);
+    bool idle = m->state == MODEL_READY && m->sessions == 0 && m->prompts == 0;
+    pthread_mutex_unlock(&en->lock);
+    return idle;
+}
+
+/* Makes a place for one more entry. */
+static int ref_room(struct engine *en, struct err *e)
+{
+    uint32_t n = 0;
+    struct model_ref *oldest = NULL;
+    for (struct model_ref *m = en->models; m != NULL; m = m->next, n++)
+        if (m != en->default_model && ref_idle(en, m) &&
+            (oldest == NULL || m->last_use_us < oldest->last_use_us))
+            oldest = m;
+    if (n < ENGINE_MODELS_MAX)
+        return BC_OK;
+    if (oldest == NULL)
+        return err_amount(e, BC_EBUSY, "model", n + 1, n, "%u models are loaded and in use", n);
+    models_drop(en, &oldest);
+    return BC_OK;
+}
+
+static int find_path(struct engine *en, const char *path, const char *name,
+                     const char *chat_template, struct model_ref **ret, struct err *e)
+{
+    char *full = realpath(path, NULL);
+    if (full == NULL)
+        return err_set(e, errno == ENOENT || errno == ENOTDIR ? BC_ENOTFOUND : BC_EIO, "model",
+                       "%.200s: %s", path, strerror(errno));
+    for (struct model_ref *m = en->models; m != NULL; m = m->next)
+        if (m->state != MODEL_FAILED && strcmp(m->path, full) == 0) {
+            free(full);
+            *ret = m;
+            return BC_OK;
+        }
+    int rc = ref_room(en, e);
+    struct model_ref *m = rc == BC_OK ? ref_new(en, full, name, chat_template) : NULL;
+    if (m == NULL) {
+        free(full);
+        return rc != BC_OK ? rc : err_nomem(e, sizeof *m);
+    }
+    pthread_mutex_lock(&en->lock);
+    en->loads[en->n_loads++] = m;
+    pthread_cond_signal(&en->loads_cond);
+    pthread_mutex_unlock(&en->lock);
+    *ret = m;
+    return BC_OK;
+}
+
+int models_find(struct engine *en, const char *name, struct model_ref **ret, struct err *e)
+{
+    if (name == NULL || name[0] == '\0') {
+        if (en->default_model == NULL)
+            return err_set(e, BC_EUNKNOWN, "model", "no model was named and there is no default");
+        *ret = en->default_model;
+        return BC_OK;
+    }
+    for (struct model_ref *m = en->models; m != NULL; m = m->next)
+        if (m->state == MODEL_READY && strcmp(m->name, name) == 0) {
+            *ret = m;
+            return BC_OK;
+        }
+    for (size_t i = 0; i < en->n_paths; i++)
+        if (strcmp(en->paths[i].name, name) == 0)
+            return find_path(en, en->paths[i].path, name, en->paths[i].chat_template, ret, e);
+    if (!looks_like_path(name))
+        return unknown_model(en, name, e);
+    return find_path(en, name, NULL, NULL, ret, e);
+}
+
+int models_default(struct engine *en, const char *path, const char *name, struct model_ref **ret,
+                   struct err *e)
+{
+    const char *chat_template = NULL;
+    for (size_t i = 0; i < en->n_paths; i++)
+        if (strcmp(en->paths[i].path, path) == 0)
+            chat_template = en->paths[i].chat_template;
+    return find_path(en, path, name, chat_template, ret, e);
+}
+
+/* ---- loading ---- */
+
+static void batch_free(struct batch *b)
+{
+    free(b->entries);
+    free(b->ids);
+    free(b->seqs);
+    free(b->out_rows);
+    free(b->logits);
+    free(b->queries);
+    *b = (struct batch){0};
+}
+
+static int batch_alloc(struct batch *b, const struct model_info *mi, struct err *e)
+{
+    size_t rows = mi->max_rows, outs = mi->max_out;
+    *b = (struct batch){.rows_max = mi->max_rows,
+                        .outs_max = mi->max_out,
+                        .n_vocab = mi->n_vocab,
+                        .query_len = mi->n_heads * mi->head_dim};
+    size_t n_words = rows * 6 + outs + rows;
+    b->bytes = rows * (sizeof *b->entries + sizeof *b->seqs) + n_words * sizeof(uint32_t) +
+               outs * b->n_vocab * sizeof(float);
+    b->entries = calloc(rows, sizeof *b->entries);
+    b->seqs = calloc(rows, sizeof *b->seqs);
+    b->ids = calloc(rows * 6, sizeof(uint32_t));
+    b->out_rows = calloc(outs + rows, sizeof(uint32_t));
+    b->logits = calloc(outs * b->n_vocab, sizeof(float));
+    if (b->entries == NULL || b->seqs == NULL || b->ids == NULL || b->out_rows == NULL ||
+        b->logits == NULL)
+        return err_nomem(e, b->bytes);
+    b->positions = b->ids + rows;
+    b->seq = (uint32_t *)(b->ids + 2 * rows);
+    b->lo = b->seq + rows;
+    b->hi = b->lo + rows;
+    b->slots = b->hi + rows;
+    b->query_rows = b->out_rows + outs;
+    return BC_OK;
+}
+
+int models_query_space(struct model_ref *m, struct err *e)
+{
+    struct batch *b = &m->batch;
+    size_t n = (size_t)b->rows_max * b->query_len;
+    if (b->queries != NULL)
+        return BC_OK;
+    if ((b->queries = calloc(n, sizeof(float))) == NULL)
+        return err_nomem(e, n * sizeof(float));
+    b->bytes += n * sizeof(float);
+    return BC_OK;
+}
+
+static int open_chats(struct model_ref *m, const struct gguf *g, struct err *e)
+{
+    const char *name = m->chat_template[0] != '\0' ? m->chat_template : NULL;
+    int rc = chat_open(&m->chat, g, m->tok, name, e);
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; chat_names(i) != NULL && i < MODEL_CHATS_MAX; i++) {
+        struct err ignored; /* a template that this vocabulary cannot say: refused when asked for */
+        if (chat_open(&m->chat_by_name[i], g, m->tok, chat_names(i), &ignored) < 0)
+            m->chat_by_name[i] = NULL;
+    }
+    return BC_OK;
+}
+
+static int load_parts(struct model_ref *m, const struct gguf *g,
+                      void (*progress)(void *, uint64_t, uint64_t), void *arg, struct err *e)
+{
+    const struct engine_options *opt = &m->en->opt;
+    struct kn_options ko = {.backend = opt->backend, .isa = opt->isa, .threads = opt->threads};
+    struct model_options mo = {.max_rows = opt->max_rows, .max_out = BC_MIN(64u, opt->max_rows)};
+    char why[WHY_LEN] = "";
+    int rc = tok_open(&m->tok, g, e);
+    if (rc < 0)
+        return rc;
+    if ((rc = kn_open(&m->kn, &ko, why, sizeof why)) < 0) {
+        return err_set(e, rc == KN_ENOMEM ? BC_ENOMEM : BC_EUNSUPPORTED, "backend",
+                       "backend %s: %s", opt->backend != NULL ? opt->backend : "auto", why);
+    }
+    if ((rc = model_open(&m->model, m->kn, g, &mo, progress, arg, e)) < 0)
+        return rc;
+    const struct model_info *mi = model_info(m->model);
+    if (tok_n_vocab(m->tok) > mi->n_vocab)
+        return err_set(e, BC_ECORRUPT, "tokenizer.ggml.tokens",
+                       "the vocabulary has %u entries, the model only %u", tok_n_vocab(m->tok),
+                       mi->n_vocab);
+    if ((rc = open_chats(m, g, e)) < 0 || (rc = batch_alloc(&m->batch, mi, e)) < 0)
+        return rc;
+    /* rows of the head beyond the vocabulary are padding: they are never picked */
+    return sampler_open(&m->sampler, tok_n_vocab(m->tok), e);
+}
+
+void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_t), void *arg)
+{
+    MAGIC_OK(m, MODEL_REF_MAGIC);
+    bc_assert(m->state == MODEL_LOADING);
+    struct gguf *g = NULL;
+    uint64_t start = clock_us();
+    m->err = (struct err){0};
+    int rc = gguf_open(&g, m->path, &m->err);
+    if (rc == BC_OK)
+        rc = load_parts(m, g, progress, arg, &m->err);
+    gguf_close(&g);
+    if (rc < 0) {
+        m->err.code = rc;
+        log_warn("engine.models", "%s: %s", m->path, m->err.text);
+        return;
+    }
+    const struct model_info *mi = model_info(m->model);
+    if (m->name[0] == '\0')
+        snprintf(m->name, sizeof m->name, "%s", mi->name);
+    log_info("engine.models", "%s: %s, %u layers, %zu bytes of weights on %s %s, %llu ms", m->name,
+             mi->family, mi->n_layers, mi->bytes_weights, m->kn->name, m->kn->isa,
+             (unsigned long long)(clock_us() - start) / 1000);
+}
+
+static void answer_waiting(struct engine *en, struct model_ref *m)
+{
+    struct command *list = m->waiting;
+    m->waiting = NULL;
+    while (list != NULL) {
+        struct command *c = list;
+        list = c->next;
+        c->next = NULL;
+        if (m->state == MODEL_FAILED) {
+            report_error(en, c, &m->err);
+            queue_command_done(en, &c);
+        } else if (c->type == CMD_OPEN) {
+            command_open(en, &c, m);
+        } else {
+            report_reply(en, c, report_new(REP_DONE, 0));
+            queue_command_done(en, &c);
+        }
+    }
+}
+
+void models_take_loaded(struct engine *en)
+{
+    struct model_ref *done[ENGINE_MODELS_MAX];
+    pthread_mutex_lock(&en->lock);
+    uint32_t n = en->n_loaded;
+    memcpy(done, en->loaded, n * sizeof done[0]);
+    en->n_loaded = 0;
+    pthread_mutex_unlock(&en->lock);
+    for (uint32_t i = 0; i < n; i++) {
+        struct model_ref *m = done[i];
+        m->state = m->err.code == BC_OK ? MODEL_READY : MODEL_FAILED;
+        m->last_use_us = clock_us();
+        answer_waiting(en, m);
+        if (m->state == MODEL_FAILED)
+            models_drop(en, &m);
+        en->worked = true;
+    }
+}
+
+/* ---- what a session takes from a model ---- */
+
+int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hidden,
+                struct pool **ret, struct err *e)
+{
+    struct pool **at = &m->pools[kv == KN_F32][hidden];
+    if (*at == NULL) {
+        struct kn_kv shape;
+        model_kv_shape(m->model, kv, hidden, &shape);
+        uint64_t page = shape.stride + (uint64_t)KN_PAGE_ROWS * POOL_INDEX_BYTES;
+        uint64_t n = BC_MIN(en->page_budget / page, (uint64_t)POOL_PAGES_MAX);
+        if (n == 0)
+            return err_amount(e, BC_EBUDGET, "kv_memory", page, en->page_budget,
+                              "kv_memory %llu holds not one page of this model (%llu bytes)",
+                              (unsigned long long)en->page_budget, (unsigned long long)page);
+        int rc = pool_open(at, m->kn, &shape, (uint32_t)n, e);
+        if (rc < 0)
+            return rc;
+    }
+    *ret = *at;
+    return BC_OK;
+}
+
+int models_chat(struct model_ref *m, const char *name, struct chat **ret, struct err *e)
+{
+    if (name == NULL || name[0] == '\0') {
+        *ret = m->chat;
+        return BC_OK;
+    }
+    for (unsigned i = 0; chat_names(i) != NULL && i < MODEL_CHATS_MAX; i++)
+        if (strcmp(chat_names(i), name) == 0) {
+            if (m->chat_by_name[i] == NULL)
+                return err_set(e, BC_EUNSUPPORTED, "chat_template",
+                               "model %s lacks the special tokens of template %s", m->name, name);
+            *ret = m->chat_by_name[i];
+            return BC_OK;
+        }
+    return err_set(e, BC_EUNKNOWN, "chat_template", "no chat template is called \"%.40s\"", name);
+}
+
+uint64_t models_held(const struct engine *en)
+{
+    uint64_t held = 0;
+    for (const struct model_ref *m = en->models; m != NULL; m = m->next)
+        if (m->state == MODEL_READY)
+            for (int i = 0; i < 4; i++)
+                if (m->pools[i / 2][i % 2] != NULL)
+                    held += pool_bytes_held(m->pools[i / 2][i % 2]);
+    return held;
+}
+
+/* ---- unloading ---- */
+
+void models_drop(struct engine *en, struct model_ref **pm)
+{
+    struct model_ref *m = *pm;
+    MAGIC_OK(m, MODEL_REF_MAGIC);
+    bc_assert(m->sessions == 0 && m->waiting == NULL);
+    struct model_ref **at = &en->models;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    if (en->default_model == m)
+        en->default_model = NULL;
+    for (int i = 0; i < 4; i++)
+        if (m->pools[i / 2][i % 2] != NULL)
+            pool_close(&m->pools[i / 2][i % 2]);
+    for (unsigned i = 0; i < MODEL_CHATS_MAX; i++)
+        if (m->chat_by_name[i] != NULL)
+            chat_close(&m->chat_by_name[i]);
+    if (m->chat != NULL)
+        chat_close(&m->chat);
+    sampler_close(&m->sampler);
+    batch_free(&m->batch);
+    if (m->model != NULL)
+        model_close(&m->model);
+    if (m->tok != NULL)
+        tok_close(&m->tok);
+    if (m->kn != NULL)
+        kn_close(&m->kn);
+    free(m->path);
+    m->magic = 0;
+    free(m);
+    *pm = NULL;
+}
+
+int models_unload(struct engine *en, const char *name, struct err *e)
+{
+    char *full = name != NULL && looks_like_path(name) ? realpath(name, NULL) : NULL;
+    struct model_ref *found = NULL;
+    for (struct model_ref *m = en->models; m != NULL; m = m->next)
+        if (m->state == MODEL_READY && ((full != NULL && strcmp(m->path, full) == 0) ||
+                                        (name != NULL && strcmp(m->name, name) == 0)))
+            found = m;
+    free(full);
+    if (found == NULL)
+        return err_set(e, BC_EUNKNOWN, "model", "no loaded model is called \"%.200s\"",
+                       name != NULL ? name : "");
+    if (found == en->default_model)
+        return err_set(e, BC_EBUSY, "model", "model %s is the daemon's default", found->name);
+    if (!ref_idle(en, found))
+        return err_set(e, BC_EBUSY, "model", "model %s is in use by %u sessions", found->name,
+                       found->sessions);
+    log_info("engine.models", "%s: unloaded", found->name);
+    models_drop(en, &found);
+    return BC_OK;
+}
+
+void models_close(struct engine *en)
+{
+    while (en->models != NULL) {
+        struct model_ref *m = en->models;
+        models_drop(en, &m);
+    }
+}

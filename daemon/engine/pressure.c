@@ -1,0 +1,262 @@
+/* pressure.c: the memory gate: a slot for every new token before the pass, or a reason why not.
+ *
+ *   pressure_reserve
+ *     1  a full cache that must grow     --> prune to keep            (policy none: END budget)
+ *     2  prunes under way, first come first served, at most score_rows rows a step  --> WORKING
+ *     3  rows granted = min(wanted, room in the budget); pages taken  --> OK
+ *                                        no page left in the daemon   --> compact idle caches,
+ *                                                                         then REFUSED: END budget
+ *
+ * Two ceilings hold at every instant, and budgets_check asserts them every step: a session's held
+ * bytes <= its budget, all pools' held bytes <= kv_memory. A prune is due only when the cache is
+ * full and something waits to be appended, so where a prompt is cut changes nothing.
+ */
+#include "core.h"
+#include "clock.h"
+#include "log.h"
+#include <stdio.h>
+#include <string.h>
+
+/* ---- pages ---- */
+
+static uint64_t bytes_needed(const struct session *s, uint64_t rows)
+{
+    /* more rows than fit in 32 bits are more than any pool has */
+    uint32_t n = (uint32_t)BC_MIN(rows, (uint64_t)UINT32_MAX - KN_PAGE_ROWS);
+    return (uint64_t)seqcache_pages_needed(s->cache, n) * pool_page_bytes(s->pool);
+}
+
+int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e)
+{
+    uint64_t need = bytes_needed(s, rows), held = models_held(en);
+    uint64_t left = en->page_budget > held ? en->page_budget - held : 0;
+    uint64_t pool_left =
+        (uint64_t)(pool_pages_max(s->pool) - pool_pages_out(s->pool)) * pool_page_bytes(s->pool);
+    left = BC_MIN(left, pool_left);
+    if (need <= left)
+        return BC_OK;
+    return err_amount(e, BC_EBUDGET, "kv_memory", need, left,
+                      "the daemon's cache memory is taken: %llu bytes are needed, %llu are left",
+                      (unsigned long long)need, (unsigned long long)left);
+}
+
+/* Gives back the pages that live rows no longer fill, of all sessions that have no rows in this
+ * pass and no prompt that was promised its pages. */
+static void compact_idle(struct engine *en)
+{
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        bool promised = s->req != NULL && s->req->phase == REQUEST_PREFILL &&
+                        evict_params(s->ev)->trigger == EVICT_ON_PREFILL_END;
+        if (s->pick_n == 0 && !promised && !s->prune.active && !s->scoring.active)
+            seqcache_compact(s->cache);
+    }
+}
+
+/* ---- prunes ---- */
+
+void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
+                 uint32_t keep)
+{
+    bc_assert(!s->prune.active);
+    s->prune = (struct prune){.active = true, .reason = reason, .keep = keep, .order = ++en->tick};
+}
+
+void prune_abort(struct session *s)
+{
+    evict_abort(s->ev);
+    s->prune = (struct prune){0};
+}
+
+static void report_pruned(struct engine *en, struct session *s, const struct evict_record *rec,
+                          uint64_t held_after)
+{
+    struct report *r = report_new(REP_PRUNED, rec->n_dropped * sizeof(struct evict_range));
+    r->u.pruned.tokens_before = rec->tokens_before;
+    r->u.pruned.tokens_after = rec->tokens_after;
+    r->u.pruned.reason = s->prune.reason;
+    r->u.pruned.live_before = rec->live_before;
+    r->u.pruned.live_after = rec->live_after;
+    r->u.pruned.held_before = rec->held_before;
+    r->u.pruned.held_after = held_after;
+    r->u.pruned.micros = rec->micros;
+    snprintf(r->u.pruned.policy, sizeof r->u.pruned.policy, "%s", rec->policy->name);
+    r->u.pruned.n_ranges = (uint32_t)rec->n_dropped;
+    r->u.pruned.ranges = (struct evict_range *)(r + 1);
+    memcpy(r->u.pruned.ranges, rec->dropped, rec->n_dropped * sizeof(struct evict_range));
+    report_stream(en, s, r);
+}
+
+static struct command prune_asker(const struct session *s)
+{
+    return (
+        struct command){.conn = s->prune.conn, .request_id = s->prune.request_id, .session = s->id};
+}
+
+static void prune_reply(struct engine *en, struct session *s, const struct evict_record *rec)
+{
+    struct command who = prune_asker(s);
+    struct report *r;
+    if (s->prune.reason == PRUNE_SHRUNK) {
+        r = report_new(REP_BUDGET, 0);
+        sess_info(en, s, &r->u.info);
+    } else {
+        r = report_new(REP_PRUNED_REPLY, 0);
+        r->u.pruned.tokens_before = rec->tokens_before;
+        r->u.pruned.tokens_after = rec->tokens_after;
+    }
+    report_reply(en, &who, r);
+}
+
+static void prune_done(struct engine *en, struct session *s, const struct evict_record *rec)
+{
+    struct prune job = s->prune;
+    uint32_t dropped = rec->tokens_before - rec->tokens_after;
+    if (job.reason != PRUNE_BUDGET) /* no refill is near: give whole pages back */
+        seqcache_compact(s->cache);
+    if (job.reason == PRUNE_SHRUNK)
+        s->budget_bytes = job.budget_after;
+    s->prunes++;
+    s->dropped += dropped;
+    s->prune_micros += rec->micros;
+    log_debug("engine.prune", "session %llu: %s %u -> %u tokens, %llu us",
+              (unsigned long long)s->id, rec->policy->name, rec->tokens_before, rec->tokens_after,
+              (unsigned long long)rec->micros);
+    report_pruned(en, s, rec, seqcache_bytes_held(s->cache));
+    if (job.reply)
+        prune_reply(en, s, rec);
+    s->prune = (struct prune){0};
+    if (s->req != NULL && s->req->phase == REQUEST_ENDING)
+        request_end(en, s, s->req->end_reason, NULL);
+}
+
+static void prune_failed(struct engine *en, struct session *s, const struct err *e)
+{
+    struct prune job = s->prune;
+    if (job.reason == PRUNE_SHRUNK) { /* as it was */
+        int rc = evict_set_params(s->ev, &job.before, NULL);
+        bc_assert(rc == BC_OK);
+        s->ask = job.ask_before;
+    }
+    struct command who = prune_asker(s);
+    prune_abort(s);
+    if (job.reply)
+        report_error(en, &who, e);
+    else if (s->req != NULL)
+        request_end(en, s, END_ERROR, e);
+    if (e->code == BC_EDEVICE)
+        engine_fail(en, e);
+}
+
+/* One block of rows of one session's refresh. */
+static void prune_step(struct engine *en, struct session *s)
+{
+    struct evict_record rec;
+    enum evict_answer answer;
+    struct err e = {0};
+    uint32_t rows = en->score_rows_left;
+    en->worked = true;
+    en->score_rows_left -= BC_MIN(rows, seqcache_count(s->cache));
+    int rc = evict_run(s->ev, s->m->model, s->cache, s->prune.keep, rows, &answer, &rec, &e);
+    if (rc < 0) {
+        prune_failed(en, s, &e);
+    } else if (answer == EVICT_DONE) {
+        prune_done(en, s, &rec);
+    } else if (s->req != NULL && s->req->phase == REQUEST_PREFILL &&
+               clock_us() - s->req->progress_us > PROGRESS_US && !sess_parked(s)) {
+        report_progress(en, s); /* a long refresh must not look like a dead daemon */
+    }
+}
+
+/* Refreshes and scores under way, oldest first: one is finished before the next begins. */
+static void prunes_run(struct engine *en)
+{
+    while (en->score_rows_left > 0) {
+        struct session *next = NULL;
+        for (uint32_t i = 0; i < en->n_sessions; i++) {
+            struct session *s = en->list[i];
+            if (s->prune.active && (next == NULL || s->prune.order < next->prune.order))
+                next = s;
+        }
+        if (next == NULL || en->failed)
+            break;
+        prune_step(en, next);
+    }
+    for (uint32_t i = en->n_sessions; i-- > 0 && !en->failed;)
+        if (en->list[i]->scoring.active)
+            scores_run(en, en->list[i]);
+}
+
+/* ---- the gate ---- */
+
+static void end_budget(struct engine *en, struct batch_entry *b, const struct err *e)
+{
+    b->n = 0;
+    en->worked = true;
+    request_end(en, b->s, END_BUDGET, e);
+}
+
+/* Step 1: is there room under the session's own ceiling? */
+static void gate_budget(struct engine *en, struct batch_entry *b)
+{
+    struct session *s = b->s;
+    const struct evict_params *p = evict_params(s->ev);
+    struct err e = {0};
+    if (budget_room(p, seqcache_count(s->cache)) > 0)
+        return;
+    if (evict_policy_prunes(p->policy)) {
+        prune_start(en, s, PRUNE_BUDGET, p->keep);
+        return;
+    }
+    err_amount(&e, BC_EBUDGET, "budget_tokens", (uint64_t)p->budget + 1, p->budget,
+               "the budget of %u tokens is full, and policy none never prunes", p->budget);
+    end_budget(en, b, &e);
+}
+
+/* Step 3: pages for the rows. */
+static void gate_pages(struct engine *en, struct batch_entry *b)
+{
+    struct session *s = b->s;
+    struct err e = {0};
+    b->n = BC_MIN(b->n, budget_room(evict_params(s->ev), seqcache_count(s->cache)));
+    bc_assert(b->n > 0);
+    int rc = pressure_fits(en, s, b->n, &e);
+    if (rc < 0) {
+        compact_idle(en);
+        rc = pressure_fits(en, s, b->n, &e);
+    }
+    if (rc == BC_OK)
+        rc = seqcache_reserve(s->cache, b->n, &e);
+    if (rc < 0)
+        end_budget(en, b, &e);
+}
+
+void pressure_reserve(struct engine *en)
+{
+    en->score_rows_left = en->opt.score_rows;
+    for (struct model_ref *m = en->models; m != NULL; m = m->next)
+        for (uint32_t i = 0; i < m->batch.n_entries; i++)
+            gate_budget(en, &m->batch.entries[i]);
+    prunes_run(en);
+    for (struct model_ref *m = en->models; m != NULL; m = m->next)
+        for (uint32_t i = 0; i < m->batch.n_entries; i++) {
+            struct batch_entry *b = &m->batch.entries[i];
+            if (b->s->prune.active || b->s->req == NULL || en->failed)
+                b->n = 0; /* WORKING, or ended above */
+            if (b->n > 0)
+                gate_pages(en, b);
+        }
+}
+
+void budgets_check(struct engine *en)
+{
+    uint64_t held = 0;
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        const struct session *s = en->list[i];
+        uint64_t mine = seqcache_bytes_held(s->cache);
+        bc_assert(s->budget_bytes == 0 || mine <= s->budget_bytes);
+        held += mine;
+    }
+    bc_assert(held == models_held(en)); /* the sessions' numbers add up to the pools' */
+    bc_assert(held <= en->page_budget);
+}

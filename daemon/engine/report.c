@@ -1,0 +1,82 @@
+/* report.c: making reports. They collect in engine.made during a step and go out together.
+ *
+ * A report that cannot be allocated would leave a hole in a stream that promises order, and there
+ * is nobody to tell: the daemon is built to be restarted, so it stops here with a sentence.
+ */
+#include "core.h"
+#include "clock.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct report *report_new(enum report_type type, size_t extra)
+{
+    struct report *r = calloc(1, sizeof *r + extra);
+    if (r == NULL)
+        bc_panic(__FILE__, __LINE__, "out of memory for a report");
+    r->type = type;
+    r->bytes = sizeof *r + extra;
+    return r;
+}
+
+void report_free(struct report **r)
+{
+    free(*r);
+    *r = NULL;
+}
+
+static void made_push(struct engine *en, struct report *r)
+{
+    *en->made_tail = r;
+    en->made_tail = &r->next;
+    en->n_made++;
+}
+
+void report_stream(struct engine *en, struct session *s, struct report *r)
+{
+    r->conn = s->conn;
+    r->session = s->id;
+    s->port->queued++;
+    made_push(en, r);
+}
+
+void report_reply(struct engine *en, const struct command *c, struct report *r)
+{
+    r->conn = c->conn;
+    r->request_id = c->request_id;
+    if (r->session == 0)
+        r->session = c->session;
+    made_push(en, r);
+}
+
+void report_error(struct engine *en, const struct command *c, const struct err *e)
+{
+    struct report *r = report_new(REP_ERROR, 0);
+    r->u.error = *e;
+    report_reply(en, c, r);
+}
+
+void report_tokens(struct engine *en, struct session *s, uint64_t first, const int32_t *ids,
+                   uint32_t n, const char *text, size_t len)
+{
+    struct report *r = report_new(REP_TOKENS, n * sizeof *ids + len);
+    r->u.tokens.first_stream = first;
+    r->u.tokens.n_ids = n;
+    r->u.tokens.text_len = (uint32_t)len;
+    r->u.tokens.ids = (int32_t *)(r + 1);
+    r->u.tokens.text = (char *)(r->u.tokens.ids + n);
+    if (n > 0)
+        memcpy(r->u.tokens.ids, ids, n * sizeof *ids);
+    if (len > 0)
+        memcpy(r->u.tokens.text, text, len);
+    report_stream(en, s, r);
+}
+
+void report_progress(struct engine *en, struct session *s)
+{
+    struct request *q = s->req;
+    struct report *r = report_new(REP_PROGRESS, 0);
+    r->u.progress.done = q->done > q->lead ? q->done - q->lead : 0;
+    r->u.progress.total = q->n - q->lead;
+    q->progress_us = clock_us();
+    report_stream(en, s, r);
+}

@@ -1,0 +1,39 @@
+/* request.h: one request of a session, from its acceptance to its END: one owner, the engine thread.
+ *
+ *            accepted           prompt in cache        stop, length, cancel, budget ...
+ *   (intake) --------> PREFILL ----------------> DECODE ---------------------> END report
+ *                         |                         |
+ *                         '--> ENDING <-------------'    a prune that the request owes runs first
+ *
+ *   ids  | pending | prompt ...            |   lead = 1: the token that the last request sampled and
+ *          0         1           done   n      never evaluated goes in first; no token is lost
+ */
+#ifndef BACKCAST_REQUEST_H
+#define BACKCAST_REQUEST_H
+#include "deliver.h"
+#include "engine.h"
+#include "records.h"
+
+enum request_kind { REQUEST_GENERATE, REQUEST_SCORES };
+enum request_phase { REQUEST_PREFILL, REQUEST_DECODE, REQUEST_ENDING };
+
+struct request {
+    enum request_kind kind;
+    enum request_phase phase;
+    uint64_t conn;
+    uint32_t request_id;
+    enum prompt_kind prompt;
+    struct generate_options opt;
+    int32_t *ids; /* [n], malloced; kind SCORES: NULL, and n rows go out */
+    uint32_t n, done, lead;
+    uint32_t tokens_out, max_tokens;
+    enum chat_state chat_before, chat_after;
+    bool frozen_was_auto;  /* this request fixed frozen = auto */
+    uint64_t stream_start; /* of the session when it was accepted */
+    struct deliver out;
+    uint64_t start_us, decode_us, progress_us; /* clock; decode_us 0: still in prefill */
+    enum record_end_reason end_reason;         /* why it will end, in phase ENDING */
+    int32_t end_id;                            /* the sampled end token; -1 */
+    bool stop_string; /* a stop string ended it: nothing held back is shown */
+};
+#endif

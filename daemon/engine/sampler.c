@@ -1,0 +1,184 @@
+/* sampler.c: see sampler.h. A pick touches each logit a few times; only where a nucleus must be
+ * cut does it order candidates, by a heap that is popped until the nucleus is full (usually after a
+ * few dozen), never by a sort of the vocabulary. */
+#include "sampler.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int sampler_open(struct sampler *s, uint32_t n_vocab, struct err *e)
+{
+    bc_assert(n_vocab > 0);
+    struct sampler fresh = {.n_vocab = n_vocab};
+    fresh.bytes = (size_t)n_vocab * (sizeof *s->logit + sizeof *s->weight + sizeof *s->heap);
+    fresh.logit = calloc(n_vocab, sizeof *s->logit);
+    fresh.weight = calloc(n_vocab, sizeof *s->weight);
+    fresh.heap = calloc(n_vocab, sizeof *s->heap);
+    if (fresh.logit == NULL || fresh.weight == NULL || fresh.heap == NULL) {
+        sampler_close(&fresh);
+        return err_nomem(e, fresh.bytes);
+    }
+    *s = fresh;
+    return BC_OK;
+}
+
+void sampler_close(struct sampler *s)
+{
+    free(s->logit);
+    free(s->weight);
+    free(s->heap);
+    s->logit = NULL;
+    s->weight = NULL;
+    s->heap = NULL;
+    s->bytes = 0;
+}
+
+/* A 64-bit finaliser (each input bit flips each output bit with probability near 1/2). */
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 32;
+    x *= 0xe9846af9b1a615dull;
+    x ^= x >> 32;
+    x *= 0xe9846af9b1a615dull;
+    x ^= x >> 28;
+    return x;
+}
+
+double sampler_uniform(uint64_t seed, uint64_t stream)
+{
+    /* two rounds: neighbouring seeds and neighbouring indices must not meet on a diagonal */
+    uint64_t h = mix(mix(seed + 0x9e3779b97f4a7c15ull) ^ (stream * 0xd1342543de82ef95ull + 1));
+    return (double)(h >> 11) * 0x1p-53;
+}
+
+/* ---- candidates ---- */
+
+static float clean(float x)
+{
+    return isnan(x) ? -INFINITY : x;
+}
+
+/* Copies the logits, penalises what was said lately, and finds the lowest id of the largest one. */
+static uint32_t prepare(struct sampler *s, const struct generate_options *opt, const float *logits,
+                        const int32_t *recent, uint32_t n_recent)
+{
+    for (uint32_t i = 0; i < s->n_vocab; i++)
+        s->logit[i] = clean(logits[i]);
+    if (opt->repeat_penalty != 1)
+        for (uint32_t i = 0; i < n_recent; i++) {
+            uint32_t id = (uint32_t)recent[i];
+            bc_assert(id < s->n_vocab);
+            float l = clean(logits[id]);
+            if (s->logit[id] == l) /* else it was penalised already */
+                s->logit[id] = l > 0 ? l / opt->repeat_penalty : l * opt->repeat_penalty;
+        }
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < s->n_vocab; i++)
+        if (s->logit[i] > s->logit[best])
+            best = i;
+    return best;
+}
+
+static bool goes_before(const struct sampler *s, uint32_t a, uint32_t b)
+{
+    return s->logit[a] != s->logit[b] ? s->logit[a] > s->logit[b] : a < b;
+}
+
+static void sift_down(struct sampler *s, uint32_t at, uint32_t n)
+{
+    uint32_t id = s->heap[at];
+    for (uint32_t child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && goes_before(s, s->heap[child + 1], s->heap[child]))
+            child++;
+        if (!goes_before(s, s->heap[child], id))
+            break;
+        s->heap[at] = s->heap[child];
+    }
+    s->heap[at] = id;
+}
+
+/* Pops into the tail of the heap: heap[n - 1], heap[n - 2] ... are the largest in descending
+ * order. Returns how many, and their weights' sum. */
+static uint32_t pop_nucleus(struct sampler *s, const struct generate_options *opt, uint32_t n,
+                            double total, double *ret_sum)
+{
+    uint32_t most = opt->top_k > 0 ? BC_MIN(opt->top_k, n) : n, popped = 0;
+    double sum = 0, enough = opt->top_p < 1 ? (double)opt->top_p * total : INFINITY;
+    for (uint32_t i = n / 2; i-- > 0;)
+        sift_down(s, i, n);
+    while (popped < most && (popped == 0 || sum < enough)) {
+        uint32_t last = n - 1 - popped, id = s->heap[0];
+        s->heap[0] = s->heap[last];
+        s->heap[last] = id;
+        sift_down(s, 0, last);
+        sum += s->weight[id];
+        popped++;
+    }
+    *ret_sum = sum;
+    return popped;
+}
+
+int32_t sampler_pick(struct sampler *s, const struct generate_options *opt, const float *logits,
+                     const int32_t *recent, uint32_t n_recent, uint64_t stream)
+{
+    uint32_t best = prepare(s, opt, logits, recent, n_recent), n = 0;
+    float max = s->logit[best];
+    if (opt->temperature == 0 || isinf(max))
+        return (int32_t)best;
+    double total = 0;
+    for (uint32_t i = 0; i < s->n_vocab; i++) {
+        double w = exp(((double)s->logit[i] - (double)max) / (double)opt->temperature);
+        s->weight[i] = w;
+        if (w > 0 && w >= (double)opt->min_p) { /* the largest weight is 1 */
+            s->heap[n++] = i;
+            total += w;
+        }
+    }
+    bc_assert(n > 0);
+    double at = sampler_uniform(opt->seed, stream), sum = 0;
+    if (opt->top_k == 0 && opt->top_p >= 1) {
+        for (uint32_t i = 0; i < n; i++)
+            if ((sum += s->weight[s->heap[i]]) > at * total)
+                return (int32_t)s->heap[i];
+        return (int32_t)s->heap[n - 1];
+    }
+    uint32_t popped = pop_nucleus(s, opt, n, total, &total);
+    for (uint32_t i = 0; i < popped; i++)
+        if ((sum += s->weight[s->heap[n - 1 - i]]) > at * total)
+            return (int32_t)s->heap[n - 1 - i];
+    return (int32_t)s->heap[n - popped];
+}
+
+/* ---- log-probabilities ---- */
+
+float sampler_logprob(const float *logits, uint32_t n_vocab, int32_t id, uint32_t n_top,
+                      struct report_top *ret_top)
+{
+    bc_assert(id >= 0 && (uint32_t)id < n_vocab && n_top <= n_vocab);
+    float max = -INFINITY;
+    for (uint32_t i = 0; i < n_vocab; i++)
+        max = logits[i] > max ? logits[i] : max;
+    if (isinf(max))
+        max = 0; /* nothing can be said: the sum below is 0 or infinite */
+    double sum = 0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_vocab; i++) {
+        float l = clean(logits[i]);
+        sum += exp((double)l - (double)max);
+        if (n_top == 0 || (n == n_top && !(l > ret_top[n - 1].logprob)))
+            continue;
+        uint32_t at = n < n_top ? n++ : n - 1;
+        for (; at > 0 && l > ret_top[at - 1].logprob; at--)
+            ret_top[at] = ret_top[at - 1];
+        ret_top[at] = (struct report_top){.id = (int32_t)i, .logprob = l};
+    }
+    double lse = (double)max + log(sum);
+    if (!isfinite(lse)) { /* logits of a broken model: nothing is probable */
+        for (uint32_t i = 0; i < n; i++)
+            ret_top[i].logprob = -INFINITY;
+        return -INFINITY;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        ret_top[i].logprob = (float)((double)ret_top[i].logprob - lse);
+    return (float)((double)clean(logits[id]) - lse);
+}

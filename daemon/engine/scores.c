@@ -1,0 +1,166 @@
+/* scores.c: the policy's value of every cached token, for whoever asks.
+ *
+ *   own connection:  ACCEPTED, then REP_SCORES reports, then END(scores): a request like any other
+ *   another one:     REP_SCORES_REPLY with all rows
+ *
+ * The rows are computed in blocks between passes, like a refresh, so neighbours go on. The session
+ * itself rests until the last block: its cache must not change under the scores.
+ */
+#include "core.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void scores_abort(struct session *s)
+{
+    free(s->scoring.value);
+    s->scoring = (struct scoring){0};
+}
+
+static int scores_start(struct engine *en, struct session *s, const struct command *c,
+                        struct err *e)
+{
+    const struct evict_params *p = evict_params(s->ev);
+    bool own = c->conn == s->conn;
+    if (!evict_policy_prunes(p->policy))
+        return err_set(e, BC_EINVALID, "policy", "policy %s has no scores", p->policy->name);
+    if (s->prune.active || s->scoring.active || (own && (s->req || queue_has_prompt(en, s))))
+        return err_set(e, BC_EBUSY, "session", "session %llu has a request or a prune under way",
+                       (unsigned long long)s->id);
+    uint32_t n = seqcache_count(s->cache);
+    float *value = malloc((n + 1) * sizeof *value);
+    struct request *q = own ? calloc(1, sizeof *q) : NULL;
+    if (value == NULL || (own && q == NULL)) {
+        free(value);
+        free(q);
+        return err_nomem(e, (n + 1) * sizeof *value);
+    }
+    if (own) {
+        q->kind = REQUEST_SCORES;
+        q->conn = c->conn;
+        q->request_id = c->request_id;
+        q->n = n;
+        q->end_id = -1;
+        s->req = q;
+    }
+    s->scoring = (struct scoring){.active = true,
+                                  .reply = !own,
+                                  .conn = c->conn,
+                                  .request_id = c->request_id,
+                                  .value = value,
+                                  .n = n};
+    return BC_OK;
+}
+
+void scores_command(struct engine *en, struct command *c)
+{
+    struct session *s;
+    struct err e = {0};
+    if (sess_for(en, c, &s, &e) < 0 || scores_start(en, s, c, &e) < 0) {
+        report_error(en, c, &e);
+        return;
+    }
+    if (!s->scoring.reply) {
+        report_reply(en, c, report_new(REP_ACCEPTED, 0));
+        queue_face(en, s);
+    }
+}
+
+/* The rows [first, first + n) into a report. */
+static void rows_fill(const struct session *s, uint32_t first, uint32_t n, struct report *r)
+{
+    const struct evict_params *p = evict_params(s->ev);
+    const int32_t *ids = seqcache_ids(s->cache), *positions = seqcache_positions(s->cache);
+    const uint64_t *stream = seqcache_stream(s->cache);
+    uint32_t all = s->scoring.n;
+    r->u.scores.n = n;
+    r->u.scores.total = all;
+    r->u.scores.offset = first;
+    r->u.scores.rows = (struct report_score *)(r + 1);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = first + i;
+        bool frozen = p->frozen != EVICT_FROZEN_AUTO && at < p->frozen;
+        r->u.scores.rows[i] = (struct report_score){
+            .stream = stream[at],
+            .id = ids[at],
+            .position = positions[at],
+            .score = s->scoring.value[at],
+            .flags = (frozen ? 1u : 0u) | (at + p->recent >= all ? 2u : 0u),
+        };
+    }
+}
+
+static void scores_reply(struct engine *en, struct session *s)
+{
+    struct report *r = report_new(REP_SCORES_REPLY, s->scoring.n * sizeof(struct report_score));
+    struct command who = {.conn = s->scoring.conn,
+                          .request_id = s->scoring.request_id,
+                          .session = s->id};
+    rows_fill(s, 0, s->scoring.n, r);
+    report_reply(en, &who, r);
+    scores_abort(s);
+}
+
+/* The own client's stream: a few reports a step, none while it does not read. */
+static void scores_stream(struct engine *en, struct session *s)
+{
+    struct request *q = s->req;
+    for (int i = 0; i < SCORES_REPORTS_STEP && q->done < q->n && !sess_parked(s); i++) {
+        uint32_t n = BC_MIN(SCORES_PER_REPORT, q->n - q->done);
+        struct report *r = report_new(REP_SCORES, n * sizeof(struct report_score));
+        rows_fill(s, q->done, n, r);
+        report_stream(en, s, r);
+        q->done += n;
+        en->worked = true;
+    }
+    if (q->done == q->n) {
+        request_end(en, s, END_SCORES, NULL);
+        en->worked = true;
+    }
+}
+
+static int score_block(struct engine *en, struct session *s, struct err *e)
+{
+    struct scoring *job = &s->scoring;
+    const struct evict_policy *policy = evict_params(s->ev)->policy;
+    struct model *m = s->m->model;
+    if (policy->score_rows == NULL) { /* cannot be cut */
+        en->score_rows_left -= BC_MIN(en->score_rows_left, job->n);
+        job->done = job->n;
+        return evict_scores(s->ev, m, s->cache, job->value, e);
+    }
+    uint32_t n = BC_MIN(en->score_rows_left, job->n - job->done);
+    struct evict_rows rows = {.first = job->done, .end = job->done + n};
+    en->score_rows_left -= n;
+    job->done += n;
+    return n == 0 ? BC_OK
+                  : policy->score_rows(s->ev, m, s->cache, rows, job->value + rows.first, e);
+}
+
+void scores_run(struct engine *en, struct session *s)
+{
+    struct err e = {0};
+    if (s->scoring.done < s->scoring.n) {
+        if (en->score_rows_left == 0)
+            return;
+        en->worked = true;
+        int rc = score_block(en, s, &e);
+        if (rc < 0 && s->scoring.reply) {
+            struct command who = {.conn = s->scoring.conn,
+                                  .request_id = s->scoring.request_id,
+                                  .session = s->id};
+            report_error(en, &who, &e);
+            scores_abort(s);
+        } else if (rc < 0) {
+            request_end(en, s, END_ERROR, &e);
+        }
+        if (rc == BC_EDEVICE)
+            engine_fail(en, &e);
+        if (rc < 0 || s->scoring.done < s->scoring.n)
+            return;
+    }
+    if (s->scoring.reply)
+        scores_reply(en, s);
+    else
+        scores_stream(en, s);
+}

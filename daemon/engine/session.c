@@ -1,0 +1,290 @@
+/* session.c: the table of sessions: opening, finding, closing, and what a session says of itself.
+ *
+ *   id 5 --> slots[5 & (n_slots - 1)] --> session <-- list[at]
+ *
+ * Ids count up and skip those whose place is taken, so a look-up is one index. A session belongs to
+ * the uid that opened it: that uid and admins may look at it, shrink it and close it; only the
+ * connection that owns it (conn; 0: nobody) may put prompts to it.
+ */
+#include "core.h"
+#include "clock.h"
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- finding ---- */
+
+struct session *sess_find(struct engine *en, uint64_t id)
+{
+    struct session *s = en->slots[id & (en->n_slots - 1)];
+    return s != NULL && s->id == id ? s : NULL;
+}
+
+int sess_for(struct engine *en, const struct command *c, struct session **ret, struct err *e)
+{
+    struct session *s = sess_find(en, c->session);
+    if (s == NULL)
+        return err_set(e, BC_EUNKNOWN, "session", "there is no session %llu",
+                       (unsigned long long)c->session);
+    if (s->uid != c->uid && !c->admin)
+        return err_set(e, BC_EPERMISSION, "session", "session %llu belongs to another user",
+                       (unsigned long long)c->session);
+    *ret = s;
+    return BC_OK;
+}
+
+struct session *sess_named(struct engine *en, uint32_t uid, const char *name)
+{
+    for (uint32_t i = 0; i < en->n_sessions; i++)
+        if (en->list[i]->uid == uid && strcmp(en->list[i]->name, name) == 0)
+            return en->list[i];
+    return NULL;
+}
+
+/* ---- opening ---- */
+
+static int check_name(struct engine *en, const struct command *c, struct err *e)
+{
+    const char *name = c->u.open.name;
+    if (name == NULL || name[0] == '\0')
+        return BC_OK;
+    size_t n = strlen(name);
+    if (n > 64)
+        return err_set(e, BC_EINVALID, "name", "a name of %zu bytes: at most 64", n);
+    for (size_t i = 0; i < n; i++)
+        if (!isalnum((unsigned char)name[i]) && strchr("._-", name[i]) == NULL)
+            return err_set(e, BC_EINVALID, "name",
+                           "byte %zu of the name is none of A-Z a-z 0-9 . _ -", i + 1);
+    if (sess_named(en, c->uid, name) != NULL)
+        return err_set(e, BC_EBUSY, "name", "a session is called \"%s\" already: attach to it",
+                       name);
+    return BC_OK;
+}
+
+static int check_kv_type(const char *name, enum kn_type *ret, struct err *e)
+{
+    if (name == NULL || name[0] == '\0' || strcmp(name, "f16") == 0)
+        *ret = KN_F16;
+    else if (strcmp(name, "f32") == 0)
+        *ret = KN_F32;
+    else
+        return err_set(e, BC_EUNKNOWN, "kv_type", "unknown kv_type \"%.20s\"; known: f16, f32",
+                       name);
+    return BC_OK;
+}
+
+static struct uid_turn *turns_take(struct engine *en, uint32_t uid)
+{
+    struct uid_turn *vacant = NULL;
+    for (uint32_t i = 0; i < en->max_sessions; i++) {
+        struct uid_turn *u = &en->uids[i];
+        if (u->sessions > 0 && u->uid == uid) {
+            u->sessions++;
+            return u;
+        }
+        if (u->sessions == 0 && vacant == NULL)
+            vacant = u;
+    }
+    bc_assert(vacant != NULL); /* as many as sessions */
+    *vacant = (struct uid_turn){.uid = uid, .sessions = 1};
+    return vacant;
+}
+
+/* The names in a request become ones that live as long as the program. */
+static void ask_intern(struct evict_request *ask, const struct evict_params *p)
+{
+    ask->policy = p->policy->name;
+    ask->score = p->score == EVICT_LOGPROB ? "logprob" : "logit";
+    ask->trigger = p->trigger == EVICT_ON_PREFILL_END ? "prefill_end" : "budget";
+}
+
+/* Policy, pool and budget of a new session. */
+static int open_cache(struct engine *en, struct session *s, const struct command *c, struct err *e)
+{
+    struct evict_params p;
+    s->ask = c->u.open.evict;
+    const struct evict_policy *policy =
+        evict_policy_find(s->ask.policy != NULL ? s->ask.policy : "counter_causal_fast");
+    bool hidden = policy != NULL && policy->needs_hidden; /* unknown: evict_resolve says so */
+    int rc = models_pool(en, s->m, s->kv_type, hidden, &s->pool, e);
+    if (rc < 0)
+        return rc;
+    size_t page = pool_page_bytes(s->pool);
+    uint64_t most = (uint64_t)pool_pages_max(s->pool) * page;
+    rc = evict_resolve(&s->ask, page, BC_MIN(en->opt.session_budget, most), &p, e);
+    if (rc < 0)
+        return rc;
+    ask_intern(&s->ask, &p);
+    s->frozen_auto = p.frozen == EVICT_FROZEN_AUTO;
+    s->budget_bytes = budget_bytes(&p, page);
+    if (s->budget_bytes > most)
+        return err_amount(e, BC_EBUDGET,
+                          s->ask.budget_tokens > 0 ? "budget_tokens" : "budget_bytes",
+                          s->budget_bytes, most,
+                          "a budget of %llu bytes: the daemon's kv_memory holds %llu",
+                          (unsigned long long)s->budget_bytes, (unsigned long long)most);
+    if (policy->needs_query && (rc = models_query_space(s->m, e)) < 0)
+        return rc;
+    if ((rc = evict_open(&s->ev, &p, e)) < 0)
+        return rc;
+    return seqcache_open(&s->cache, s->pool, e);
+}
+
+static void sess_free(struct session **ps)
+{
+    struct session *s = *ps;
+    if (s->cache != NULL)
+        seqcache_close(&s->cache);
+    if (s->ev != NULL)
+        evict_close(&s->ev);
+    if (s->port != NULL)
+        port_drop(&s->port);
+    free(s->scoring.value);
+    free(s->recent);
+    s->magic = 0;
+    free(s);
+    *ps = NULL;
+}
+
+static uint64_t id_next(struct engine *en)
+{
+    do
+        en->last_id++;
+    while (en->slots[en->last_id & (en->n_slots - 1)] != NULL);
+    return en->last_id;
+}
+
+static void table_add(struct engine *en, struct session *s)
+{
+    s->id = id_next(en);
+    s->at = en->n_sessions;
+    en->list[en->n_sessions++] = s;
+    s->turns = turns_take(en, s->uid);
+    s->m->sessions++;
+    pthread_mutex_lock(&en->lock);
+    s->face = (struct session_face){.conn = s->conn, .chat = CHAT_FRESH, .fresh = true};
+    en->slots[s->id & (en->n_slots - 1)] = s;
+    pthread_mutex_unlock(&en->lock);
+}
+
+int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct session **ret,
+              struct err *e)
+{
+    if (en->n_sessions == en->max_sessions)
+        return err_amount(e, BC_EBUSY, "session", en->max_sessions + 1, en->max_sessions,
+                          "%u sessions are open: no more fit", en->max_sessions);
+    int rc = check_name(en, c, e);
+    if (rc < 0)
+        return rc;
+    struct session *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return err_nomem(e, sizeof *s);
+    s->magic = SESSION_MAGIC;
+    s->conn = c->conn;
+    s->uid = c->uid;
+    s->priority = c->u.open.priority;
+    s->m = m;
+    s->last_use_us = clock_us();
+    snprintf(s->name, sizeof s->name, "%s", c->u.open.name != NULL ? c->u.open.name : "");
+    memcpy(s->client, c->u.open.client, sizeof s->client);
+    s->client[sizeof s->client - 1] = '\0';
+    if ((rc = check_kv_type(c->u.open.kv_type, &s->kv_type, e)) < 0 ||
+        (rc = models_chat(m, c->u.open.chat_template, &s->chat, e)) < 0 ||
+        (rc = open_cache(en, s, c, e)) < 0)
+        goto fail;
+    if (s->priority < -100 || s->priority > 100) {
+        rc = err_set(e, BC_EINVALID, "priority", "priority %d: must be -100 to 100", s->priority);
+        goto fail;
+    }
+    s->recent = calloc(SAMPLER_REPEAT_MAX, sizeof *s->recent);
+    s->port = port_share(c->u.open.port);
+    if (s->recent == NULL || s->port == NULL) {
+        rc = err_nomem(e, SAMPLER_REPEAT_MAX * sizeof *s->recent);
+        goto fail;
+    }
+    table_add(en, s);
+    *ret = s;
+    return BC_OK;
+fail:
+    sess_free(&s);
+    return rc;
+}
+
+void sess_close(struct engine *en, struct session **ps)
+{
+    struct session *s = *ps;
+    MAGIC_OK(s, SESSION_MAGIC);
+    bc_assert(s->req == NULL);
+    pthread_mutex_lock(&en->lock);
+    en->slots[s->id & (en->n_slots - 1)] = NULL;
+    pthread_mutex_unlock(&en->lock);
+    struct session *last = en->list[--en->n_sessions];
+    en->list[s->at] = last;
+    last->at = s->at;
+    s->turns->sessions--;
+    s->m->sessions--;
+    s->m->last_use_us = clock_us();
+    sess_free(ps);
+}
+
+/* ---- small things ---- */
+
+bool sess_parked(const struct session *s)
+{
+    return s->port->room < PORT_ROOM_MIN || s->port->queued >= SESSION_REPORTS_MAX;
+}
+
+void sess_append(struct session *s, const int32_t *ids, uint32_t n)
+{
+    seqcache_append(s->cache, n, ids, (int32_t)s->stream, s->stream);
+    for (uint32_t i = 0; i < n; i++)
+        s->recent[(s->stream + i) % SAMPLER_REPEAT_MAX] = ids[i];
+    s->stream += n;
+}
+
+static const char *state_name(struct engine *en, struct session *s)
+{
+    if (s->prune.active || s->scoring.active)
+        return "pruning";
+    if (s->req == NULL)
+        return queue_has_prompt(en, s) ? "queued" : "idle";
+    if (sess_parked(s))
+        return "parked";
+    return s->req->phase == REQUEST_PREFILL ? "prefill" : "decode";
+}
+
+void sess_info(struct engine *en, struct session *s, struct report_session *r)
+{
+    const struct evict_params *p = evict_params(s->ev);
+    const struct model_info *mi = model_info(s->m->model);
+    *r = (struct report_session){
+        .id = s->id,
+        .budget_bytes = s->budget_bytes,
+        .page_bytes = pool_page_bytes(s->pool),
+        .row_bytes = pool_row_bytes(s->pool),
+        .live = seqcache_bytes_live(s->cache),
+        .held = seqcache_bytes_held(s->cache),
+        .prunes = s->prunes,
+        .dropped = s->dropped,
+        .tokens_in = s->tokens_in,
+        .tokens_out = s->tokens_out,
+        .prune_micros = s->prune_micros,
+        .last_use_us = s->last_use_us,
+        .uid = s->uid,
+        .budget = p->budget,
+        .keep = p->keep,
+        .frozen = p->frozen,
+        .recent = p->recent,
+        .tokens = seqcache_count(s->cache),
+        .context = mi->context_train,
+        .attached = s->conn != 0,
+    };
+    snprintf(r->name, sizeof r->name, "%s", s->name);
+    snprintf(r->model, sizeof r->model, "%s", s->m->name);
+    snprintf(r->policy, sizeof r->policy, "%s", p->policy->name);
+    snprintf(r->kv_type, sizeof r->kv_type, "%s", s->kv_type == KN_F32 ? "f32" : "f16");
+    snprintf(r->state, sizeof r->state, "%s", state_name(en, s));
+    snprintf(r->client, sizeof r->client, "%s", s->conn != 0 ? s->client : "");
+    snprintf(r->chat_template, sizeof r->chat_template, "%s", chat_name(s->chat));
+}
