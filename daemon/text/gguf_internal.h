@@ -41,4 +41,6 @@ const char *gguf_kind_name(uint32_t kind); /* "u32", "string" ...; "?" */
 /* (length, bytes) order of names: equal only if the same. */
 int gguf_str_cmp(struct gguf_str a, struct gguf_str b);
 const struct gguf_key *gguf_key_find(const struct gguf *g, const char *key); /* NULL: none */
+/* String i of an array of strings: kind and i are the caller's to check. */
+struct gguf_str gguf_key_str(const struct gguf_key *k, size_t i);
 #endif

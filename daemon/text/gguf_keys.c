@@ -210,6 +210,11 @@ static struct gguf_str str_load(const uint8_t *p)
     return (struct gguf_str){(const char *)p + sizeof n, n};
 }
 
+struct gguf_str gguf_key_str(const struct gguf_key *k, size_t i)
+{
+    return str_load(k->value + k->starts[i]);
+}
+
 static int missing(const char *key, struct err *e)
 {
     return err_set(e, BC_ENOTFOUND, key, "the file has no key %s", key);
