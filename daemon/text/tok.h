@@ -12,8 +12,8 @@
 
 struct tok;
 
-int tok_open(struct tok **ret, const struct gguf *g,
-             struct err *e); /* copies what it needs: g may be closed */
+/* Copies what it needs: g may be closed. */
+int tok_open(struct tok **ret, const struct gguf *g, struct err *e);
 void tok_close(struct tok **t);
 size_t tok_bytes(const struct tok *t);
 
@@ -26,24 +26,32 @@ bool tok_adds_bos(const struct tok *t);        /* the file asks for BOS at strea
 /* True for every id that ends a turn: eos, eot, and the known end tokens (<|im_end|>, <|eot_id|>,
  * <|endoftext|> ...). */
 bool tok_is_end(const struct tok *t, int32_t id);
-bool tok_is_special(const struct tok *t,
-                    int32_t id); /* control or unknown token: prints as nothing in answers */
-int32_t tok_find(const struct tok *t, const char *piece,
-                 size_t len); /* id of a piece exactly as stored; -1 */
+/* A control or unknown token: prints as nothing in answers. */
+bool tok_is_special(const struct tok *t, int32_t id);
+/* The id of a piece exactly as stored in the file; -1: none. */
+int32_t tok_find(const struct tok *t, const char *piece, size_t len);
 
-/* Encodes bytes (any bytes: invalid UTF-8 is encoded byte by byte, never refused or lost). Nothing
- * is added in front; parse_special: the text of special tokens becomes their ids; else it is
- * ordinary text. *ret is malloced (caller frees), *ret_n its length. spm_prefix: for SentencePiece
- * files that ask for a space prefix, whether this text starts a fragment that gets it. BC_EINVALID:
- * len > TOK_TEXT_MAX. */
+/* Encodes bytes, any bytes: what is not UTF-8 is encoded byte by byte, never refused or lost. (A byte
+ * that the vocabulary has no token for becomes U+FFFD or the unknown token.) Nothing is added in
+ * front. parse_special: the text of special tokens becomes their ids; else it is ordinary text.
+ * *ret is malloced (caller frees), *ret_n its length. BC_EINVALID: len > TOK_TEXT_MAX. */
 #define TOK_TEXT_MAX (64u << 20)
 struct tok_flags {
     bool parse_special;
-    bool
-        no_prefix; /* do not add the space prefix even if the file asks for it (a continued text) */
+    bool no_prefix; /* a continued text: no space prefix even if the file asks for one */
 };
 int tok_encode(const struct tok *t, const char *text, size_t len, struct tok_flags flags,
                int32_t **ret, size_t *ret_n, struct err *e);
+
+/* The same for a text in parts, as one text: merges run across the edges, but a special token is
+ * recognised only inside a part that has parse_special. */
+struct tok_part {
+    const char *s;
+    size_t len;
+    bool parse_special;
+};
+int tok_encode_parts(const struct tok *t, const struct tok_part *parts, size_t n, bool no_prefix,
+                     int32_t **ret, size_t *ret_n, struct err *e);
 
 /* The bytes of one token, in *ret (points into tok, not NUL-terminated). Special tokens give their
  * text. id must be < n_vocab. SentencePiece: U+2581 has become a space already. */

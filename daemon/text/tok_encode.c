@@ -180,40 +180,42 @@ static int raw(struct enc *x, const char *s, size_t n, bool prefix)
     return x->t->spm ? spm_raw(x, s, n, prefix && x->t->space_prefix) : bpe_raw(x, s, n);
 }
 
-static int encode(struct enc *x, const char *text, size_t len, struct tok_flags flags)
+/* Special tokens are looked for inside each part alone; raw text runs on from one part into the next. */
+static int encode(struct enc *x, const char *text, const struct tok_part *parts, size_t n_parts,
+                  bool prefix)
 {
-    const struct specials *sp = flags.parse_special ? &x->t->all : &x->t->user;
-    bool prefix = !flags.no_prefix;
-    size_t start = 0, at = 0;
+    size_t start = 0, at = 0, end = 0;
     int rc = BC_OK;
-    while (at < len && rc == BC_OK) {
-        uint8_t b = (uint8_t)text[at];
-        int32_t id =
-            sp->first[b] == sp->first[b + 1] ? -1 : special_match(x->t, sp, text + at, len - at);
-        if (id < 0) {
-            at++;
-            continue;
+    for (size_t i = 0; i < n_parts; i++) {
+        const struct specials *sp = parts[i].parse_special ? &x->t->all : &x->t->user;
+        end += parts[i].len;
+        while (at < end && rc == BC_OK) {
+            uint8_t b = (uint8_t)text[at];
+            int32_t id = sp->first[b] == sp->first[b + 1]
+                             ? -1
+                             : special_match(x->t, sp, text + at, end - at);
+            if (id < 0) {
+                at++;
+                continue;
+            }
+            rc = raw(x, text + start, at - start, prefix);
+            if (rc == BC_OK)
+                rc = ids_add(&x->out, id, x->e);
+            prefix = true; /* a special token starts a fragment */
+            at += pack_at(&x->t->pieces, (uint32_t)id).len;
+            start = at;
         }
-        rc = raw(x, text + start, at - start, prefix);
-        if (rc == BC_OK)
-            rc = ids_add(&x->out, id, x->e);
-        prefix = true; /* a special token starts a fragment */
-        at += pack_at(&x->t->pieces, (uint32_t)id).len;
-        start = at;
     }
-    return rc == BC_OK ? raw(x, text + start, len - start, prefix) : rc;
+    return rc == BC_OK ? raw(x, text + start, end - start, prefix) : rc;
 }
 
-int tok_encode(const struct tok *t, const char *text, size_t len, struct tok_flags flags,
-               int32_t **ret, size_t *ret_n, struct err *e)
+/* parts are contiguous at text, len bytes in all. */
+static int encode_all(const struct tok *t, const char *text, size_t len,
+                      const struct tok_part *parts, size_t n_parts, bool prefix, struct ids *ret,
+                      struct err *e)
 {
-    MAGIC_OK(t, TOK_MAGIC);
-    bc_assert(text != NULL || len == 0);
     struct enc x = {.t = t, .e = e, .merger.t = t};
     int rc = BC_OK;
-    if (len > TOK_TEXT_MAX)
-        return err_set(e, BC_EINVALID, "text", "a text of %zu bytes, at most %u are taken", len,
-                       TOK_TEXT_MAX);
     x.out.cap = len / 3 + 16;
     x.out.v = malloc(x.out.cap * sizeof *x.out.v);
     if (x.out.v == NULL) {
@@ -225,12 +227,11 @@ int tok_encode(const struct tok *t, const char *text, size_t len, struct tok_fla
     if (!t->spm)
         rc = split_open(&x.split, t, e);
     if (rc == BC_OK)
-        rc = encode(&x, text, len, flags);
-    if (rc != BC_OK)
-        goto out;
-    *ret = x.out.v;
-    *ret_n = x.out.n;
-    x.out.v = NULL;
+        rc = encode(&x, text, parts, n_parts, prefix);
+    if (rc == BC_OK) {
+        *ret = x.out;
+        x.out.v = NULL;
+    }
 out:
     free(x.out.v);
     free(x.cache);
@@ -238,4 +239,53 @@ out:
     split_close(&x.split);
     merger_free(&x.merger);
     return rc;
+}
+
+static int too_long(size_t len, struct err *e)
+{
+    return err_set(e, BC_EINVALID, "text", "a text of %zu bytes, at most %u are taken", len,
+                   TOK_TEXT_MAX);
+}
+
+int tok_encode(const struct tok *t, const char *text, size_t len, struct tok_flags flags,
+               int32_t **ret, size_t *ret_n, struct err *e)
+{
+    MAGIC_OK(t, TOK_MAGIC);
+    bc_assert(text != NULL || len == 0);
+    struct ids ids;
+    struct tok_part part = {text, len, flags.parse_special};
+    if (len > TOK_TEXT_MAX)
+        return too_long(len, e);
+    int rc = encode_all(t, text, len, &part, 1, !flags.no_prefix, &ids, e);
+    if (rc != BC_OK)
+        return rc;
+    *ret = ids.v;
+    *ret_n = ids.n;
+    return BC_OK;
+}
+
+int tok_encode_parts(const struct tok *t, const struct tok_part *parts, size_t n, bool no_prefix,
+                     int32_t **ret, size_t *ret_n, struct err *e)
+{
+    MAGIC_OK(t, TOK_MAGIC);
+    size_t len = 0, at = 0;
+    struct ids ids;
+    for (size_t i = 0; i < n; i++)
+        if (!size_add(len, parts[i].len, &len) || len > TOK_TEXT_MAX)
+            return too_long(len, e);
+    char *text = malloc(len + 1);
+    if (text == NULL)
+        return err_nomem(e, len + 1);
+    for (size_t i = 0; i < n; i++) {
+        if (parts[i].len > 0)
+            memcpy(text + at, parts[i].s, parts[i].len);
+        at += parts[i].len;
+    }
+    int rc = encode_all(t, text, len, parts, n, !no_prefix, &ids, e);
+    free(text);
+    if (rc != BC_OK)
+        return rc;
+    *ret = ids.v;
+    *ret_n = ids.n;
+    return BC_OK;
 }
