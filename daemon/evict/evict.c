@@ -149,8 +149,7 @@ void evict_abort(struct evict *ev)
     ev->job = (struct evict_job){.active = false};
 }
 
-/* Values of rows [rows.first, rows.end); a policy that cannot be cut is asked for all of its cache.
- */
+/* Values of rows [rows.first, rows.end); a policy that cannot be cut gives those of all. */
 static int rows_score(struct evict *ev, struct model *m, const struct seqcache *s,
                       struct evict_rows rows, float *ret, struct err *e)
 {
@@ -176,16 +175,14 @@ static int job_score(struct evict *ev, struct model *m, const struct seqcache *s
     return rows_score(ev, m, s, rows, job->value + rows.first, e);
 }
 
-/* The values that the selection ranks: windows never reach out of `want` from an unprotected row.
- */
+/* The values that the selection ranks: no unprotected row's window reaches out of `want`. */
 static const float *job_values(struct evict *ev)
 {
     const struct evict_params *p = &ev->params;
     struct evict_job *job = &ev->job;
     if (!p->policy->counter_causal || p->span == 1)
         return job->value;
-    /* The nearest decimal: 0.7f is a little less than 0.7, and would fall short of index 7 of 10.
-     */
+    /* The nearest decimal: 0.7f is less than 0.7, and would fall short of index 7 of 10. */
     double quantile = nearbyint((double)p->span_quantile * 1e6) / 1e6;
     uint32_t first = job->want.first, n = job->want.end - first;
     select_span(job->value + first, n, p->span, quantile, job->pooled + first);
