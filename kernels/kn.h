@@ -201,6 +201,8 @@ struct kn {
                      identity */
     uint32_t n_threads;
     size_t bytes_buffers, bytes_weights, bytes_arena; /* committed now */
+    size_t
+        bytes_scratch; /* the backend's own work space, all its threads together; the same from open to close */
 };
 
 struct kn_options {

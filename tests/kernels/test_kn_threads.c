@@ -12,9 +12,22 @@ struct layer {
     float *gain;
 };
 
+/* Gains after which queries and keys have deviation 1, whatever the scales of the type: with larger ones attention
+ * is a choice of one key and the gate a switch, and what is compared is who wins a tie. */
+static float *gains(const struct kn_tensor *q)
+{
+    size_t n = (size_t)q->rows * q->cols;
+    float *values = kc_tensor_values(q);
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)values[i] * (double)values[i];
+    free(values);
+    return kc_floats(9, D_MODEL, (float)(1 / sqrt(sum / (double)n * D_MODEL)));
+}
+
 static struct layer layer_make(enum kn_type type)
 {
-    return (struct layer){
+    struct layer l = {
         .q = kc_tensor(type, N_HEADS * D, D_MODEL, 1),
         .k = kc_tensor(type, N_KV * D, D_MODEL, 2),
         .v = kc_tensor(type, N_KV * D, D_MODEL, 3),
@@ -23,8 +36,9 @@ static struct layer layer_make(enum kn_type type)
         .up = kc_tensor(type, FF, D_MODEL, 6),
         .down = kc_tensor(type, D_MODEL, FF, 7),
         .embed = kc_tensor(KN_Q8_0, VOCAB, D_MODEL, 8),
-        .gain = kc_floats(9, D_MODEL, 1.0f),
     };
+    l.gain = gains(&l.q);
+    return l;
 }
 
 static void layer_free(struct layer *l)

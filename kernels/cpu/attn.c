@@ -1,0 +1,396 @@
+/* attn.c: which thread attends to what. attn_body.h has the arithmetic of a tile.
+ *
+ * Neighbouring rows of one sequence form a block; the query heads of one KV head (up to ATTN_Q_MAX) form a
+ * unit. Block x unit = up to ATTN_Q_MAX queries that share every tile of keys and values they look at.
+ *
+ *   many blocks (prefill, scores, several sequences):  item = (block, unit), tiles ascending inside
+ *   few blocks (decode of one long sequence):          item = (unit, tile) -> part (m, l, acc) in memory;
+ *                                                      then item = unit merges its parts, ascending
+ *
+ * Both ways merge the same numbers by the same formula in the same order, so a row's result does not tell
+ * which way was taken. Tile borders are cache indices 64 t. */
+#include "cpu.h"
+#include "kn_kv_addr.h"
+#include "ops.h"
+#include <math.h>
+
+struct attn_job {
+    struct kn_cpu *c;
+    const struct kn_batch *b;
+    uint32_t layer, n_heads, d, d_pad;
+    uint32_t group;               /* query heads of a KV head */
+    uint32_t unit_heads, unit_kv; /* query heads of a unit (at most), units of a KV head */
+    uint32_t n_units;             /* of all KV heads */
+    uint32_t n_blocks;
+    float scale;
+    const float *q;
+    float *out;
+    /* a split block */
+    const struct attn_block *block;
+    uint32_t first_tile, n_tiles; /* of this pass */
+    bool first_pass, last_pass;
+};
+
+/* One block and unit: its queries. */
+struct queries {
+    const struct attn_block *block;
+    const struct kn_seq *seq;
+    uint32_t kv_head, first_head, n_heads, n_q;
+};
+
+static struct queries queries_of(const struct attn_job *j, const struct attn_block *block,
+                                 uint32_t unit)
+{
+    struct queries u = {.block = block, .seq = &j->b->seqs[j->b->seq[block->row]]};
+    uint32_t in = unit % j->unit_kv * j->unit_heads;
+    u.kv_head = unit / j->unit_kv;
+    u.first_head = u.kv_head * j->group + in;
+    u.n_heads = KN_MIN(j->unit_heads, j->group - in);
+    u.n_q = u.n_heads * block->n_rows;
+    return u;
+}
+
+/* Query i is head i % n_heads of row i / n_heads. */
+static void queries_load(const struct attn_job *j, const struct queries *u, float *q)
+{
+    for (uint32_t i = 0; i < u->n_q; i++, q += j->d_pad) {
+        size_t row = u->block->row + i / u->n_heads, head = u->first_head + i % u->n_heads;
+        memcpy(q, j->q + (row * j->n_heads + head) * j->d, j->d * sizeof *q);
+        memset(q + j->d, 0, (j->d_pad - j->d) * sizeof *q);
+    }
+}
+
+static void rows_find(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, uint32_t tile,
+                      uint32_t hi, struct attn_rows *r)
+{
+    uint32_t first = tile * KN_TILE;
+    r->type = s->kv->type;
+    r->d = s->kv->head_dim;
+    r->n = KN_MIN((uint32_t)KN_TILE, KN_MIN(hi, s->n) - first);
+    for (uint32_t i = 0; i < r->n; i++) {
+        uint32_t slot = s->slots[first + i];
+        r->k[i] = kn_kv_row(s->kv, slot, layer, KN_KV_K, kv_head);
+        r->v[i] = kn_kv_row(s->kv, slot, layer, KN_KV_V, kv_head);
+    }
+}
+
+/* What the rows of the block see of a tile: lo, hi per query. */
+static void visible(const struct attn_job *j, const struct queries *u, uint32_t tile, uint8_t *lo,
+                    uint8_t *hi)
+{
+    uint32_t first = tile * KN_TILE, i = 0;
+    for (uint32_t r = u->block->row; r < u->block->row + u->block->n_rows; r++) {
+        uint32_t a = KN_MAX(j->b->lo[r], first), z = KN_MIN(j->b->hi[r], first + KN_TILE);
+        if (a >= z)
+            a = z = first;
+        for (uint32_t h = 0; h < u->n_heads; h++, i++) {
+            lo[i] = (uint8_t)(a - first);
+            hi[i] = (uint8_t)(z - first);
+        }
+    }
+}
+
+/* The unit's (m, l, acc) of one tile. t: q, m, l and acc are set by the caller. */
+static void tile_attend(const struct attn_job *j, const struct queries *u, uint32_t tile,
+                        struct cpu_scratch *room, struct attn_tile *t)
+{
+    struct attn_rows rows;
+    uint32_t hi = 0;
+    for (uint32_t r = 0; r < u->block->n_rows; r++)
+        hi = KN_MAX(hi, j->b->hi[u->block->row + r]);
+    rows_find(u->seq, j->layer, u->kv_head, tile, hi, &rows);
+    j->c->attn->load(&rows, room->kt, room->v);
+    visible(j, u, tile, room->lo, room->hi);
+    t->d_pad = j->d_pad;
+    t->kt = room->kt;
+    t->v = room->v;
+    t->n_q = u->n_q;
+    t->scale = j->scale;
+    t->lo = room->lo;
+    t->hi = room->hi;
+    t->s = room->s;
+    j->c->attn->scores(t);
+    j->c->attn->weights(t);
+    j->c->attn->values(t);
+}
+
+static void sums_clear(uint32_t n_q, float *m, float *l)
+{
+    for (uint32_t i = 0; i < n_q; i++) {
+        m[i] = -INFINITY;
+        l[i] = 0.0f;
+    }
+}
+
+static void state_clear(uint32_t n_q, uint32_t d_pad, const struct attn_merge *g)
+{
+    sums_clear(n_q, g->m, g->l);
+    memset(g->acc, 0, (size_t)n_q * d_pad * sizeof *g->acc);
+}
+
+static void finish(const struct attn_job *j, const struct queries *u, const float *l,
+                   const float *acc)
+{
+    for (uint32_t i = 0; i < u->n_q; i++, acc += j->d_pad) {
+        size_t row = u->block->row + i / u->n_heads, head = u->first_head + i % u->n_heads;
+        float *out = j->out + (row * j->n_heads + head) * j->d;
+        bool blind = j->b->lo[row] == j->b->hi[row];
+        for (uint32_t d = 0; d < j->d; d++)
+            out[d] = blind ? 0.0f : acc[d] / l[i];
+    }
+}
+
+/* Items: (block, unit). The last blocks of a prompt see most: they go first. */
+static void whole_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    const struct attn_job *j = ctx;
+    struct cpu_scratch *room = &j->c->scratch[thread];
+    for (uint32_t item = first; item < end; item++) {
+        uint32_t block = j->n_blocks - 1 - item / j->n_units;
+        struct queries u = queries_of(j, &j->c->attn_blocks[block], item % j->n_units);
+        struct attn_tile t = {.q = room->q, .m = room->m_t, .l = room->l_t, .acc = room->a_t};
+        struct attn_merge g = {u.n_q, j->d_pad, room->m_run, room->l_run, room->a, t.m, t.l, t.acc};
+        queries_load(j, &u, room->q);
+        state_clear(u.n_q, j->d_pad, &g);
+        for (uint32_t tile = u.block->first_tile; tile < u.block->end_tile; tile++) {
+            tile_attend(j, &u, tile, room, &t);
+            j->c->attn->merge(&g);
+        }
+        finish(j, &u, g.l, g.acc);
+    }
+}
+
+/* ---- one block over several threads -------------------------------------------------------------------- */
+
+static size_t state_floats(const struct attn_job *j, const struct attn_block *block)
+{
+    return (size_t)j->unit_heads * block->n_rows * (j->d_pad + 2);
+}
+
+/* m [n_q], l [n_q], acc [n_q][d_pad] at p */
+static struct attn_tile part_at(float *p, uint32_t n_q)
+{
+    return (struct attn_tile){.m = p, .l = p + n_q, .acc = p + 2 * n_q};
+}
+
+static void part_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    const struct attn_job *j = ctx;
+    struct cpu_scratch *room = &j->c->scratch[thread];
+    for (uint32_t item = first; item < end; item++) {
+        struct queries u = queries_of(j, j->block, item / j->n_tiles);
+        struct attn_tile t = part_at(j->c->attn_part + item * state_floats(j, j->block), u.n_q);
+        t.q = room->q;
+        queries_load(j, &u, room->q);
+        tile_attend(j, &u, j->first_tile + item % j->n_tiles, room, &t);
+    }
+}
+
+static void merge_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct attn_job *j = ctx;
+    size_t step = state_floats(j, j->block);
+    for (uint32_t unit = first; unit < end; unit++) {
+        struct queries u = queries_of(j, j->block, unit);
+        struct attn_tile run = part_at(j->c->attn_state + unit * step, u.n_q);
+        struct attn_merge g = {u.n_q, j->d_pad, run.m, run.l, run.acc, NULL, NULL, NULL};
+        if (j->first_pass)
+            state_clear(u.n_q, j->d_pad, &g);
+        for (uint32_t i = 0; i < j->n_tiles; i++) {
+            struct attn_tile t = part_at(j->c->attn_part + (unit * j->n_tiles + i) * step, u.n_q);
+            g.m_t = t.m;
+            g.l_t = t.l;
+            g.acc_t = t.acc;
+            j->c->attn->merge(&g);
+        }
+        if (j->last_pass)
+            finish(j, &u, run.l, run.acc);
+    }
+}
+
+/* False: the states of the block do not fit the room. */
+static bool block_split(struct attn_job *j, const struct attn_block *block)
+{
+    size_t step = state_floats(j, block), all = step * j->n_units;
+    if (all > ATTN_STATE_FLOATS)
+        return false;
+    uint32_t fit = (uint32_t)(ATTN_PART_FLOATS / all), end = block->end_tile;
+    j->block = block;
+    for (uint32_t tile = block->first_tile; tile < end; tile += fit) {
+        j->first_tile = tile;
+        j->n_tiles = KN_MIN(fit, end - tile);
+        j->first_pass = tile == block->first_tile;
+        j->last_pass = tile + j->n_tiles == end;
+        team_run(j->c->team, part_items, j, j->n_units * j->n_tiles, 1);
+        team_run(j->c->team, merge_items, j, j->n_units, 1);
+    }
+    return true;
+}
+
+/* ---- the ops --------------------------------------------------------------------------------------------- */
+
+/* The block that starts at row: same sequence, at most `most` rows. */
+static struct attn_block block_at(const struct kn_batch *b, uint32_t row, uint32_t most)
+{
+    struct attn_block k = {.row = row, .first_tile = UINT32_MAX};
+    for (uint32_t r = row; r < b->n_rows && k.n_rows < most && b->seq[r] == b->seq[row]; r++) {
+        k.n_rows++;
+        if (b->lo[r] == b->hi[r])
+            continue;
+        k.first_tile = KN_MIN(k.first_tile, b->lo[r] / KN_TILE);
+        k.end_tile = KN_MAX(k.end_tile, (b->hi[r] + KN_TILE - 1) / KN_TILE);
+    }
+    k.first_tile = KN_MIN(k.first_tile, k.end_tile);
+    return k;
+}
+
+static void heads_set(struct attn_job *j, const struct kn_kv *kv, uint32_t n_heads)
+{
+    kn_assert(kv->head_dim >= 1 && kv->head_dim <= KN_HEAD_DIM_MAX &&
+              n_heads % kv->n_kv_heads == 0 && j->layer < kv->n_layers);
+    j->n_heads = n_heads;
+    j->d = kv->head_dim;
+    j->d_pad = (j->d + 15) / 16 * 16;
+    j->group = n_heads / kv->n_kv_heads;
+    j->unit_heads = KN_MIN(j->group, (uint32_t)ATTN_Q_MAX);
+    j->unit_kv = (j->group + j->unit_heads - 1) / j->unit_heads;
+    j->n_units = kv->n_kv_heads * j->unit_kv;
+}
+
+void cpu_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *q,
+                   uint32_t n_heads, float scale, float *out)
+{
+    struct kn_cpu *c = cpu_of(kn);
+    struct attn_job j = {.c = c, .b = b, .layer = layer, .scale = scale, .q = q, .out = out};
+    if (b->n_rows == 0)
+        return;
+    heads_set(&j, b->seqs[b->seq[0]].kv, n_heads);
+    uint32_t threads = team_size(c->team);
+    uint32_t share = (uint32_t)((uint64_t)b->n_rows * j.n_units / (2 * threads));
+    uint32_t most = KN_MAX(1u, KN_MIN(share, ATTN_Q_MAX / j.unit_heads));
+    for (uint32_t row = 0; row < b->n_rows;) {
+        uint32_t tiles = 0;
+        for (j.n_blocks = 0; row < b->n_rows && j.n_blocks < ATTN_BLOCKS; j.n_blocks++) {
+            struct attn_block k = block_at(b, row, most);
+            c->attn_blocks[j.n_blocks] = k;
+            tiles = KN_MAX(tiles, k.end_tile - k.first_tile);
+            row += k.n_rows;
+        }
+        bool split = tiles > 1 && threads > 1 && j.n_blocks * j.n_units < 2 * threads;
+        for (uint32_t i = 0; split && i < j.n_blocks; i++)
+            split = block_split(&j, &c->attn_blocks[i]) || i > 0;
+        if (!split)
+            team_run(c->team, whole_items, &j, j.n_blocks * j.n_units, 1);
+    }
+}
+
+/* Softmax weights of one query row: the maximum and sum of every tile first, then the weights. */
+struct row_job {
+    struct attn_job a; /* its q: [n_heads][d] */
+    const struct kn_seq *seq;
+    float *part; /* [tiles][2][n_heads] */
+    float *ret;
+};
+
+static void row_scores(const struct row_job *j, uint32_t unit, uint32_t tile,
+                       struct cpu_scratch *room, struct attn_tile *t)
+{
+    const struct attn_job *a = &j->a;
+    struct attn_rows rows;
+    uint32_t in = unit % a->unit_kv * a->unit_heads;
+    *t = (struct attn_tile){.d_pad = a->d_pad,
+                            .kt = room->kt,
+                            .v = NULL,
+                            .q = room->q,
+                            .scale = a->scale,
+                            .lo = room->lo,
+                            .hi = room->hi,
+                            .s = room->s,
+                            .m = room->m_t,
+                            .l = room->l_t};
+    t->n_q = KN_MIN(a->unit_heads, a->group - in);
+    rows_find(j->seq, a->layer, unit / a->unit_kv, tile, j->seq->n, &rows);
+    a->c->attn->load(&rows, room->kt, NULL);
+    size_t head = unit / a->unit_kv * a->group + in;
+    for (uint32_t i = 0; i < t->n_q; i++) {
+        float *q = room->q + (size_t)i * a->d_pad;
+        memcpy(q, a->q + (head + i) * a->d, a->d * sizeof *q);
+        memset(q + a->d, 0, (a->d_pad - a->d) * sizeof *q);
+        room->lo[i] = 0;
+        room->hi[i] = (uint8_t)rows.n;
+    }
+    a->c->attn->scores(t);
+}
+
+static uint32_t unit_head(const struct attn_job *a, uint32_t unit)
+{
+    return unit / a->unit_kv * a->group + unit % a->unit_kv * a->unit_heads;
+}
+
+static void row_sums(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    const struct row_job *j = ctx;
+    const struct attn_job *a = &j->a;
+    for (uint32_t i = first; i < end; i++)
+        for (uint32_t unit = 0; unit < a->n_units; unit++) {
+            struct attn_tile t;
+            float *m = j->part + (size_t)i * 2 * a->n_heads + unit_head(a, unit);
+            row_scores(j, unit, a->first_tile + i, &a->c->scratch[thread], &t);
+            a->c->attn->weights(&t);
+            memcpy(m, t.m, t.n_q * sizeof *m);
+            memcpy(m + a->n_heads, t.l, t.n_q * sizeof *m);
+        }
+}
+
+/* part[0][..] holds each head's maximum, part[1][..] its sum, over the whole row. */
+static void row_weights(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    const struct row_job *j = ctx;
+    const struct attn_job *a = &j->a;
+    for (uint32_t tile = first; tile < end; tile++) {
+        uint32_t n = KN_MIN((uint32_t)KN_TILE, j->seq->n - tile * KN_TILE);
+        float *ret = j->ret + (size_t)tile * KN_TILE;
+        memset(ret, 0, n * sizeof *ret);
+        for (uint32_t unit = 0; unit < a->n_units; unit++) {
+            struct attn_tile t;
+            const float *top = j->part + unit_head(a, unit), *sum = top + a->n_heads;
+            row_scores(j, unit, tile, &a->c->scratch[thread], &t);
+            memcpy(t.m, top, t.n_q * sizeof *t.m);
+            a->c->attn->weights(&t);
+            for (uint32_t i = 0; i < t.n_q; i++)
+                for (uint32_t k = 0; k < n; k++)
+                    ret[k] += t.s[i * KN_TILE + k] / sum[i] / (float)a->n_heads;
+        }
+    }
+}
+
+void cpu_attention_row(struct kn *kn, const struct kn_seq *s, uint32_t layer, const float *q,
+                       uint32_t n_heads, float scale, float *ret)
+{
+    struct kn_cpu *c = cpu_of(kn);
+    struct row_job j = {.a = {.c = c, .layer = layer, .scale = scale, .q = q},
+                        .seq = s,
+                        .ret = ret};
+    if (s->n == 0)
+        return;
+    heads_set(&j.a, s->kv, n_heads);
+    kn_assert(2 * n_heads <= ATTN_STATE_FLOATS);
+    uint32_t n_tiles = (s->n + KN_TILE - 1) / KN_TILE, fit = ATTN_PART_FLOATS / (2 * n_heads);
+    float *top = c->attn_state, *sum = top + n_heads;
+    sums_clear(n_heads, top, sum);
+    for (; j.a.first_tile < n_tiles; j.a.first_tile += fit) {
+        uint32_t n = KN_MIN(fit, n_tiles - j.a.first_tile);
+        j.part = c->attn_part;
+        team_run(c->team, row_sums, &j, n, 1);
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t h = 0; h < n_heads; h++) {
+                const float *part = j.part + (size_t)i * 2 * n_heads + h;
+                float m = fmaxf(top[h], part[0]);
+                sum[h] = sum[h] * expf(top[h] - m) + part[n_heads] * expf(part[0] - m);
+                top[h] = m;
+            }
+    }
+    j.part = c->attn_state;
+    team_run(c->team, row_weights, &j, n_tiles, 1);
+}

@@ -1,0 +1,237 @@
+/* attn_body.h: attention over one tile of 64 cache indices, written once in the operations of
+ * simd_*.h. attn_{scalar,avx2,avx512}.c include it after CPU_ISA and their simd header.
+ *
+ * For every query of the tile, over its visible part lo <= j < hi:
+ *
+ *      s_j = scale * sum over dims (ascending, one fma a step) of q[i] kt[i][j]     lanes: keys j
+ *      m = max s_j       p_j = exp(s_j - m)       l = sum p_j
+ *      acc[i] = sum over j (ascending, one fma a step) of p_j v[j][i]               lanes: dims i
+ *
+ * and tiles are merged by one formula (merge). None of this looks at the other queries: several are
+ * taken together only so that a loaded register of keys or values serves them all. */
+#include <math.h>
+#include <string.h>
+#include "kernels.h"
+
+#define ATTN_NAME2(isa) attn_##isa
+#define ATTN_NAME(isa) ATTN_NAME2(isa)
+#define INLINE static inline __attribute__((always_inline))
+#define VECS 4 /* registers beside each other: 4 x SIMD_QUERIES chains */
+#define TILE KN_TILE
+
+/* ---- load
+ * ------------------------------------------------------------------------------------------- */
+
+/* Dims d .. d + VF_N of one row, zeros behind the end. */
+INLINE vf row_part(enum kn_type type, const void *row, uint32_t d, uint32_t n)
+{
+    float part[VF_N];
+    if (d + VF_N <= n)
+        return type == KN_F32 ? vf_load((const float *)row + d)
+                              : vf_load_half((const uint16_t *)row + d);
+    for (uint32_t i = 0; i < VF_N; i++) {
+        if (d + i >= n)
+            part[i] = 0.0f;
+        else
+            part[i] = type == KN_F32 ? ((const float *)row)[d + i]
+                                     : kn_f16_to_f32(((const uint16_t *)row)[d + i]);
+    }
+    return vf_load(part);
+}
+
+INLINE void load_type(enum kn_type type, const struct attn_rows *r, float *kt, float *v)
+{
+    uint32_t d_pad = (r->d + 15) / 16 * 16;
+    for (uint32_t j = 0; j < TILE; j += VF_N)
+        for (uint32_t d = 0; d < d_pad; d += VF_N) {
+            vf t[VF_N];
+            for (uint32_t i = 0; i < VF_N; i++)
+                t[i] = j + i < r->n ? row_part(type, r->k[j + i], d, r->d) : vf_set1(0.0f);
+            vf_transpose(t);
+            for (uint32_t i = 0; i < VF_N; i++)
+                vf_store(kt + (size_t)(d + i) * TILE + j, t[i]);
+        }
+    for (uint32_t j = 0; v && j < TILE; j++)
+        for (uint32_t d = 0; d < d_pad; d += VF_N)
+            vf_store(v + (size_t)j * d_pad + d,
+                     j < r->n ? row_part(type, r->v[j], d, r->d) : vf_set1(0.0f));
+}
+
+static void load(const struct attn_rows *r, float *kt, float *v)
+{
+    if (r->type == KN_F32)
+        load_type(KN_F32, r, kt, v);
+    else
+        load_type(KN_F16, r, kt, v);
+}
+
+/* ---- scores
+ * ----------------------------------------------------------------------------------------- */
+
+INLINE void dots(const struct attn_tile *t, uint32_t first, const uint32_t n)
+{
+    const float *q = t->q + (size_t)first * t->d_pad;
+    for (uint32_t j = 0; j < TILE; j += VECS * VF_N) {
+        vf acc[SIMD_QUERIES][VECS];
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < n; i++)
+#pragma GCC unroll 4
+            for (int c = 0; c < VECS; c++)
+                acc[i][c] = vf_set1(0.0f);
+        for (uint32_t d = 0; d < t->d_pad; d++) {
+            vf k[VECS];
+#pragma GCC unroll 4
+            for (int c = 0; c < VECS; c++)
+                k[c] = vf_load(t->kt + (size_t)d * TILE + j + c * VF_N);
+#pragma GCC unroll 8
+            for (uint32_t i = 0; i < n; i++) {
+                vf x = vf_set1(q[i * t->d_pad + d]);
+#pragma GCC unroll 4
+                for (int c = 0; c < VECS; c++)
+                    acc[i][c] = vf_fma(x, k[c], acc[i][c]);
+            }
+        }
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < n; i++)
+#pragma GCC unroll 4
+            for (int c = 0; c < VECS; c++)
+                vf_store(t->s + (size_t)(first + i) * TILE + j + c * VF_N,
+                         vf_mul(acc[i][c], vf_set1(t->scale)));
+    }
+}
+
+static void scores(const struct attn_tile *t)
+{
+    uint32_t i = 0;
+    for (; i + SIMD_QUERIES <= t->n_q; i += SIMD_QUERIES)
+        dots(t, i, SIMD_QUERIES);
+#if SIMD_QUERIES > 2
+    for (; i + 2 <= t->n_q; i += 2)
+        dots(t, i, 2);
+#endif
+    for (; i < t->n_q; i++)
+        dots(t, i, 1);
+    for (i = 0; i < t->n_q; i++) {
+        float *s = t->s + (size_t)i * TILE;
+        for (uint32_t j = 0; j < t->lo[i]; j++)
+            s[j] = -INFINITY;
+        for (uint32_t j = t->hi[i]; j < TILE; j++)
+            s[j] = -INFINITY;
+        vf m = vf_load(s);
+        for (uint32_t j = VF_N; j < TILE; j += VF_N)
+            m = vf_max(m, vf_load(s + j));
+        t->m[i] = vf_top(m);
+    }
+}
+
+static void weights(const struct attn_tile *t)
+{
+    for (uint32_t i = 0; i < t->n_q; i++) {
+        float *s = t->s + (size_t)i * TILE;
+        t->l[i] = 0.0f;
+        if (t->lo[i] == t->hi[i])
+            continue;
+        vf m = vf_set1(t->m[i]), sum = vf_set1(0.0f);
+        for (uint32_t j = 0; j < TILE; j += VF_N) {
+            vf p = vf_exp(vf_sub(vf_load(s + j), m));
+            sum = vf_add(sum, p);
+            vf_store(s + j, p);
+        }
+        t->l[i] = vf_sum(sum);
+    }
+}
+
+/* ---- values
+ * ----------------------------------------------------------------------------------------- */
+
+/* n queries, `vecs` registers of dims from d on, over lo <= j < hi. */
+INLINE void mix(const struct attn_tile *t, uint32_t first, const uint32_t n, uint32_t d,
+                const int vecs, uint32_t lo, uint32_t hi)
+{
+    const float *p = t->s + (size_t)first * TILE;
+    vf acc[SIMD_QUERIES][VECS];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < n; i++)
+#pragma GCC unroll 4
+        for (int c = 0; c < vecs; c++)
+            acc[i][c] = vf_set1(0.0f);
+    for (uint32_t j = lo; j < hi; j++) {
+        vf v[VECS];
+#pragma GCC unroll 4
+        for (int c = 0; c < vecs; c++)
+            v[c] = vf_load(t->v + (size_t)j * t->d_pad + d + c * VF_N);
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < n; i++) {
+            vf x = vf_set1(p[i * TILE + j]);
+#pragma GCC unroll 4
+            for (int c = 0; c < vecs; c++)
+                acc[i][c] = vf_fma(x, v[c], acc[i][c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < n; i++)
+#pragma GCC unroll 4
+        for (int c = 0; c < vecs; c++)
+            vf_store(t->acc + (size_t)(first + i) * t->d_pad + d + c * VF_N, acc[i][c]);
+}
+
+INLINE void mix_dims(const struct attn_tile *t, uint32_t first, const uint32_t n, uint32_t lo,
+                     uint32_t hi)
+{
+    uint32_t d = 0;
+    for (; d + VECS * VF_N <= t->d_pad; d += VECS * VF_N)
+        mix(t, first, n, d, VECS, lo, hi);
+    for (; d < t->d_pad; d += VF_N)
+        mix(t, first, n, d, 1, lo, hi);
+}
+
+static bool full_run(const struct attn_tile *t, uint32_t first, uint32_t n)
+{
+    for (uint32_t i = first; i < first + n; i++)
+        if (t->lo[i] != 0 || t->hi[i] != TILE)
+            return false;
+    return true;
+}
+
+static void values(const struct attn_tile *t)
+{
+    for (uint32_t i = 0; i < t->n_q;) {
+        if (i + SIMD_QUERIES <= t->n_q && full_run(t, i, SIMD_QUERIES)) {
+            mix_dims(t, i, SIMD_QUERIES, 0, TILE);
+            i += SIMD_QUERIES;
+        } else {
+            mix_dims(t, i, 1, t->lo[i], t->hi[i]);
+            i++;
+        }
+    }
+}
+
+/* ---- merge
+ * ------------------------------------------------------------------------------------------- */
+
+static void merge(const struct attn_merge *g)
+{
+    float m[ATTN_Q_MAX], c[ATTN_Q_MAX], c_t[ATTN_Q_MAX], old[ATTN_Q_MAX] = {0},
+                                                         m_t[ATTN_Q_MAX] = {0};
+    memcpy(old, g->m, g->n_q * sizeof old[0]);
+    memcpy(m_t, g->m_t, g->n_q * sizeof m_t[0]);
+    for (uint32_t i = 0; i < g->n_q; i += VF_N) {
+        vf a = vf_load(old + i), b = vf_load(m_t + i), top = vf_max(a, b);
+        vf_store(m + i, top);
+        vf_store(c + i, vf_exp(vf_sub(a, top)));
+        vf_store(c_t + i, vf_exp(vf_sub(b, top)));
+    }
+    for (uint32_t i = 0; i < g->n_q; i++) {
+        if (m_t[i] == -INFINITY) /* the tile shows it nothing */
+            continue;
+        float *acc = g->acc + (size_t)i * g->d_pad;
+        const float *acc_t = g->acc_t + (size_t)i * g->d_pad;
+        vf x = vf_set1(c[i]), y = vf_set1(c_t[i]);
+        for (uint32_t d = 0; d < g->d_pad; d += VF_N)
+            vf_store(acc + d, vf_fma(vf_load(acc_t + d), y, vf_mul(vf_load(acc + d), x)));
+        g->l[i] = g->l[i] * c[i] + g->l_t[i] * c_t[i];
+        g->m[i] = m[i];
+    }
+}
+
+const struct attn_kernels ATTN_NAME(CPU_ISA) = {load, scores, weights, values, merge};

@@ -1,0 +1,180 @@
+/* cpu.c: opening and closing the backend, and its table: ref's ops where memory is all that matters (its
+ * ops keep no state), ours for everything else. Ours run on the best instruction set that the machine has,
+ * or on the one asked for. All scratch is one mapping, whose pages exist once they are touched. */
+#include "cpu.h"
+#include "isa.h"
+#include "kn_backends.h"
+#include "ops.h"
+#include "ref.h" /* for its ops alone: its kn_weight is not ours */
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+
+struct isa_choice {
+    const char *option; /* as kn_options.isa has it */
+    const struct matmul_kernels *mat;
+    const struct attn_kernels *attn;
+    const struct vec_kernels *vec;
+};
+
+/* Best first. */
+static const struct isa_choice choices[] = {
+    {"avx512", &matmul_avx512, &attn_avx512, &vec_avx512},
+    {"avx2", &matmul_avx2, &attn_avx2, &vec_avx2},
+    {"scalar", &matmul_scalar, &attn_scalar, &vec_scalar},
+};
+
+static bool choice_runs(const struct isa_choice *i, struct cpuid_features f)
+{
+    if (i->mat == &matmul_avx512)
+        return f.avx512;
+    return i->mat == &matmul_avx2 ? f.avx2 : true;
+}
+
+/* The full name ("avx512-vnni") is as good as the option. */
+static const struct isa_choice *choose(const char *isa, char *why, size_t why_len)
+{
+    struct cpuid_features f = cpuid_read();
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        const struct isa_choice *c = &choices[i];
+        bool named = isa && (strcmp(isa, c->option) == 0 || strcmp(isa, c->mat->name) == 0);
+        if (isa && !named)
+            continue;
+        if (choice_runs(c, f))
+            return c;
+        if (named) {
+            snprintf(why, why_len, "this machine cannot run isa \"%s\" of backend \"cpu\"", isa);
+            return NULL;
+        }
+    }
+    snprintf(why, why_len, "backend \"cpu\" has no isa \"%.40s\", only avx512, avx2 and scalar",
+             isa);
+    return NULL;
+}
+
+static uint32_t threads_default(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return 1;
+    return (uint32_t)KN_MAX(1, KN_MIN(CPU_COUNT(&set), TEAM_THREADS_MAX));
+}
+
+/* Hands out 64-byte aligned pieces; with base NULL it only adds up. */
+struct carver {
+    uint8_t *base;
+    size_t used;
+};
+
+static void *carve(struct carver *k, size_t bytes)
+{
+    void *p = k->base ? k->base + k->used : NULL;
+    k->used += (bytes + 63) / 64 * 64;
+    return p;
+}
+
+static void room_carve(struct kn_cpu *c, struct carver *k)
+{
+    c->scratch = carve(k, c->kn.n_threads * sizeof *c->scratch);
+    c->stage.q8 = carve(k, STAGE_Q8_BYTES);
+    c->stage.floats = carve(k, STAGE_FLOAT_BYTES);
+    c->lse = carve(k, 2 * LSE_SLICES * LSE_ROWS * sizeof(float));
+    c->attn_part = carve(k, ATTN_PART_FLOATS * sizeof(float));
+    c->attn_state = carve(k, ATTN_STATE_FLOATS * sizeof(float));
+    c->attn_blocks = carve(k, ATTN_BLOCKS * sizeof *c->attn_blocks);
+    for (unsigned i = 0; i < ROPE_TABLES; i++)
+        c->rope[i].cs = carve(k, ROPE_TABLE_FLOATS * sizeof(float));
+}
+
+static int room_open(struct kn_cpu *c)
+{
+    struct carver k = {NULL, 0};
+    room_carve(c, &k);
+    c->room_bytes = k.used;
+    c->room = mmap(NULL, c->room_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (c->room == MAP_FAILED)
+        return KN_ENOMEM;
+    k = (struct carver){c->room, 0};
+    room_carve(c, &k);
+    c->kn.bytes_scratch = c->room_bytes;
+    return KN_OK;
+}
+
+static void cpu_close(struct kn *kn)
+{
+    struct kn_cpu *c = cpu_of(kn);
+    kn_assert(kn->bytes_buffers == 0 && kn->bytes_weights == 0 && kn->bytes_arena == 0);
+    team_close(&c->team);
+    munmap(c->room, c->room_bytes);
+    kn->magic = 0;
+    c->magic = 0;
+    free(c);
+}
+
+static const struct kn_ops cpu_ops = {
+    .close = cpu_close,
+    .status = ref_status,
+    .sync = ref_sync,
+    .buf_alloc = ref_buf_alloc,
+    .buf_free = ref_buf_free,
+    .upload = ref_upload,
+    .download = ref_download,
+    .arena_open = ref_arena_open,
+    .arena_commit = ref_arena_commit,
+    .arena_release = ref_arena_release,
+    .arena_close = ref_arena_close,
+    .row_copy = ref_row_copy,
+    .weight_load = cpu_weight_load,
+    .weight_free = cpu_weight_free,
+    .weight_bytes = cpu_weight_bytes,
+    .batch_begin = cpu_batch_begin,
+    .batch_end = cpu_batch_end,
+    .embed = cpu_embed,
+    .rmsnorm = cpu_rmsnorm,
+    .linear = cpu_linear,
+    .rope = cpu_rope,
+    .kv_write = cpu_kv_write,
+    .hidden_write = cpu_hidden_write,
+    .hidden_read = cpu_hidden_read,
+    .attention = cpu_attention,
+    .swiglu = cpu_swiglu,
+    .gather_rows = ref_gather_rows,
+    .row_logit = cpu_row_logit,
+    .row_lse = cpu_row_lse,
+    .keys_read = cpu_keys_read,
+    .attention_row = cpu_attention_row,
+};
+
+int kn_cpu_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
+{
+    const struct isa_choice *isa = choose(opt->isa, why, why_len);
+    if (!isa)
+        return KN_EUNSUPPORTED;
+    if (opt->threads > TEAM_THREADS_MAX) {
+        snprintf(why, why_len, "threads: %u, but at most %d", opt->threads, TEAM_THREADS_MAX);
+        return KN_EINVALID;
+    }
+    struct kn_cpu *c = calloc(1, sizeof *c);
+    if (!c)
+        goto no_memory;
+    c->kn = (struct kn){.magic = KN_MAGIC, .ops = &cpu_ops, .name = "cpu"};
+    c->kn.n_threads = opt->threads ? opt->threads : threads_default();
+    c->magic = CPU_MAGIC;
+    c->mat = isa->mat;
+    c->attn = isa->attn;
+    c->vec = isa->vec;
+    strcpy(c->kn.isa, isa->mat->name);
+    if (room_open(c) != KN_OK)
+        goto no_room;
+    if (team_open(&c->team, c->kn.n_threads) != 0)
+        goto no_team;
+    *ret = &c->kn;
+    return KN_OK;
+no_team:
+    munmap(c->room, c->room_bytes);
+no_room:
+    free(c);
+no_memory:
+    snprintf(why, why_len, "no memory or no threads for backend \"cpu\"");
+    return KN_ENOMEM;
+}

@@ -1,0 +1,82 @@
+/* cpu.h: inside the cpu backend: the handle, its scratch, and the ops that the files provide.
+ *
+ * Compute ops cannot fail, so all scratch is taken when the backend opens; a call that needs more
+ * goes in pieces that fit. */
+#ifndef BACKCAST_CPU_H
+#define BACKCAST_CPU_H
+#include "kernels.h"
+#include "kn_assert.h"
+#include "workers.h"
+
+#define STAGE_ROWS 256   /* rows staged at a time, at most */
+#define LSE_ROWS 64      /* rows of a row_lse piece */
+#define LSE_SLICE 512    /* vocabulary rows that are summed together: fixed, see row_lse */
+#define LSE_SLICES 256   /* slices of one parallel loop */
+#define ATTN_BLOCKS 1024 /* row blocks of one parallel loop */
+#define ATTN_PART_FLOATS (1u << 20)  /* parts of split attention */
+#define ATTN_STATE_FLOATS (1u << 18) /* their running states */
+#define ROPE_TABLES 2
+#define ROPE_TABLE_FLOATS (1u << 18)
+#define STAGE_Q8_BYTES (CPU_COLS_MAX / KN_INT8_BLOCK * sizeof(struct act_block))
+#define STAGE_FLOAT_BYTES ((size_t)CPU_COLS_MAX * CPU_ROWS * sizeof(float))
+
+/* Rows of x, ready for the kernels: row r is row r % CPU_ROWS of row block r / CPU_ROWS. */
+struct stage {
+    uint32_t rows, cols, n_blocks;
+    struct act_block *q8; /* [row blocks][n_blocks] */
+    float *floats;        /* [row blocks][cols][CPU_ROWS] */
+};
+
+/* What one thread needs; 64-byte aligned. */
+struct cpu_scratch {
+    float d[CPU_K_BLOCKS * 2 * CPU_LANES], m[CPU_K_BLOCKS * 2 * CPU_LANES];
+    float acc[STAGE_ROWS * CPU_LANES];
+    float logits[LSE_ROWS * LSE_SLICE];
+    float kt[KN_HEAD_DIM_MAX * KN_TILE], v[KN_TILE * KN_HEAD_DIM_MAX];
+    float q[ATTN_Q_MAX * KN_HEAD_DIM_MAX], a[ATTN_Q_MAX * KN_HEAD_DIM_MAX];
+    float a_t[ATTN_Q_MAX * KN_HEAD_DIM_MAX], s[ATTN_Q_MAX * KN_TILE];
+    float m_run[ATTN_Q_MAX], l_run[ATTN_Q_MAX], m_t[ATTN_Q_MAX], l_t[ATTN_Q_MAX];
+    uint8_t lo[ATTN_Q_MAX], hi[ATTN_Q_MAX];
+};
+
+/* Neighbouring rows of one sequence: they share tiles. */
+struct attn_block {
+    uint32_t row, n_rows;
+    uint32_t first_tile, end_tile; /* that any row sees */
+};
+
+/* cos and sin of a batch's positions for one set of frequencies. */
+struct rope_table {
+    const struct kn_batch *batch; /* NULL: empty */
+    const float *inv_freq;
+    uint32_t n_rot, first, n_rows;
+    float *cs; /* [n_rows][2][n_rot / 2] */
+};
+
+struct kn_cpu {
+    struct kn kn; /* first */
+    unsigned magic;
+    const struct matmul_kernels *mat;
+    const struct attn_kernels *attn;
+    const struct vec_kernels *vec;
+    struct team *team;
+    struct cpu_scratch *scratch; /* [n_threads] */
+    struct stage stage;
+    float *lse;        /* [2][LSE_SLICES][LSE_ROWS] */
+    float *attn_part;  /* [ATTN_PART_FLOATS] */
+    float *attn_state; /* [ATTN_STATE_FLOATS] */
+    struct attn_block *attn_blocks;
+    struct rope_table rope[ROPE_TABLES];
+    unsigned rope_next;
+    void *room; /* all of the above in one piece */
+    size_t room_bytes;
+};
+#define CPU_MAGIC 0x6b6e6370u
+
+static inline struct kn_cpu *cpu_of(struct kn *kn)
+{
+    struct kn_cpu *c = (struct kn_cpu *)kn;
+    kn_assert(kn && kn->magic == KN_MAGIC && c->magic == CPU_MAGIC);
+    return c;
+}
+#endif

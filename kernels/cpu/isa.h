@@ -1,0 +1,13 @@
+/* isa.h: which instruction sets may be used: the processor has them and the system saves their
+ * state. */
+#ifndef BACKCAST_CPU_ISA_H
+#define BACKCAST_CPU_ISA_H
+#include <stdbool.h>
+
+struct cpuid_features {
+    bool avx2;   /* AVX2, FMA, F16C */
+    bool avx512; /* F, BW, VL, DQ and VNNI */
+};
+
+struct cpuid_features cpuid_read(void);
+#endif

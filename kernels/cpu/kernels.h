@@ -1,0 +1,155 @@
+/* kernels.h: what an instruction set must bring, and the shapes in which the rest of the backend
+ * hands it work. A table per family and set (scalar, avx2, avx512); cpu.c picks when it opens.
+ *
+ * All of them read the same packed weights (pack.h) and staged activations, and do the same
+ * arithmetic for quantised weights (kn_int8.h). Float sums may be ordered differently from set to
+ * set, never from call to call. */
+#ifndef BACKCAST_CPU_KERNELS_H
+#define BACKCAST_CPU_KERNELS_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "kn.h"
+#include "kn_int8.h"
+
+#define CPU_LANES 16            /* outputs of a group: neighbours in a vector */
+#define CPU_ROWS_MAX (1u << 24) /* rows of a weight */
+#define CPU_COLS_MAX 65536u     /* columns of a weight: staging room is sized by it */
+#define CPU_ROWS 16             /* rows of x that are staged together */
+#define CPU_K_BLOCKS 64         /* 32-blocks that one q8 call takes at most */
+#define CPU_K_FLOATS 256
+#define CPU_FLOAT_GROUPS 4 /* groups of a float weight that a call takes at most */
+
+/* 32 columns of CPU_ROWS staged rows, quantised by rule 1 of kn_int8.h. A row block of x is an
+ * array of these, one a 32-block. asum_neg is -(sum of a): shifted left it is the start of an int32
+ * dot product over codes with a zero point. The [2] members are the same for 16-halves; they are
+ * filled only for formats with two sub-blocks. */
+struct act_block {
+    int8_t a[CPU_ROWS][KN_INT8_BLOCK];
+    float da[CPU_ROWS], sa[CPU_ROWS];
+    int32_t asum_neg[CPU_ROWS];
+    float sa_half[2][CPU_ROWS];
+    int32_t asum_neg_half[2][CPU_ROWS];
+};
+
+/* How codes lie in a group and what the inner loop does with them. Formats with a minimum have
+ * zero point 0, the others have none. */
+enum cpu_form {
+    FORM_NIB,       /* 4-bit codes:                          Q4_0 */
+    FORM_NIB_MIN,   /* with an offset a block:               Q4_1 Q4_K */
+    FORM_NIB_2,     /* two sub-blocks of 16:                 Q3_K */
+    FORM_NIB_2_MIN, /*                                       Q2_K */
+    FORM_TABLE,     /* 4-bit codes into a table of bytes:    IQ4_NL IQ4_XS */
+    FORM_BYTE,      /* 8-bit codes:                          Q8_0 Q5_0 */
+    FORM_BYTE_MIN,  /*                                       Q5_1 Q5_K */
+    FORM_BYTE_2,    /*                                       Q6_K */
+};
+
+/* acc[r][lane] continues over n_blocks blocks: rule 3 of kn_int8.h for n_rows rows and 16 outputs.
+ */
+struct q8_tile {
+    enum cpu_form form;
+    uint8_t zero;
+    const int8_t *table;  /* [16], FORM_TABLE only */
+    const uint8_t *codes; /* of the first block; 64-byte aligned */
+    const float *d, *m;   /* [n_blocks][n_sub][16]; m only for *_MIN */
+    uint32_t n_blocks;
+    const struct act_block *x;
+    uint32_t row, n_rows; /* rows of x's row block; row + n_rows <= CPU_ROWS */
+    float *acc;           /* of row `row` */
+    size_t acc_stride;    /* floats from a row to the next */
+};
+
+/* The same over float weights: ascending k, one fma a step. */
+struct float_tile {
+    enum kn_type type;
+    const void *w; /* [n_k][16] of group 0 */
+    size_t group_bytes;
+    uint32_t n_groups; /* > 1 only with n_rows <= 4 */
+    uint32_t n_k;
+    const float *x; /* [n_k][CPU_ROWS], at the first row */
+    uint32_t n_rows;
+    float *acc; /* [n_groups] of [n_rows][16] */
+    size_t acc_stride, acc_group;
+};
+
+/* Where the scales of a group's blocks lie; see pack.h. */
+struct scale_src {
+    const uint8_t *p; /* the group's scale region */
+    bool super; /* small integers a block and halves a super-block of 8; else halves a block */
+    bool has_min;
+    unsigned n_sub;
+    uint32_t first, n_blocks; /* first: multiple of 8 */
+};
+
+/* Where one tile's rows lie: n of them, [d] of type; the rest of the 64 are zeros. */
+struct attn_rows {
+    enum kn_type type;
+    uint32_t d, n;
+    const void *k[KN_TILE], *v[KN_TILE];
+};
+
+/* Queries that share one tile of keys and values. */
+#define ATTN_Q_MAX 64
+struct attn_tile {
+    uint32_t d_pad;  /* head_dim rounded up to 16 */
+    const float *kt; /* [d_pad][64]: keys, turned */
+    const float *v;  /* [64][d_pad] */
+    uint32_t n_q;
+    const float *q; /* [n_q][d_pad] */
+    float scale;
+    const uint8_t *lo, *hi; /* [n_q] the visible part of the tile, lo < hi, or lo == hi: none */
+    float *s;               /* [n_q][64] scratch: scores, then weights */
+    float *m, *l;           /* [n_q] of this tile; m = -inf, l = 0 where nothing is visible */
+    float *acc;             /* [n_q][d_pad] */
+};
+
+/* (m, l, acc) <- merged with (m_t, l_t, acc_t); n_q <= ATTN_Q_MAX states. */
+struct attn_merge {
+    uint32_t n_q, d_pad;
+    float *m, *l, *acc;
+    const float *m_t, *l_t, *acc_t;
+};
+
+/* cos and sin [n_rot / 2] of one row's position. */
+struct rope_row {
+    enum kn_rope_style style;
+    uint32_t n_heads, head_dim, n_rot;
+    const float *norm, *cos, *sin;
+    float norm_eps;
+};
+
+/* The tables: one of each family an instruction set; cpu.c chooses. */
+struct matmul_kernels {
+    const char *name; /* "scalar", "avx2", "avx512-vnni" */
+    void (*q8)(const struct q8_tile *t);
+    void (*floats)(const struct float_tile *t);
+    void (*scales)(const struct scale_src *s, float *d, float *m);
+    /* Row `row` of the row block at blocks; halves: fill the [2] members, too. */
+    void (*quantise)(const float *x, uint32_t n_blocks, struct act_block *blocks, uint32_t row,
+                     bool halves);
+};
+
+struct attn_kernels {
+    /* Both tiles are padded with zeros to d_pad; v NULL: keys only. */
+    void (*load)(const struct attn_rows *r, float *kt, float *v);
+    void (*scores)(const struct attn_tile *t);  /* s scaled, outside of lo..hi -inf; m */
+    void (*weights)(const struct attn_tile *t); /* s = exp(s - m), l */
+    void (*values)(const struct attn_tile *t);  /* acc */
+    void (*merge)(const struct attn_merge *m);
+};
+
+struct vec_kernels {
+    void (*rmsnorm)(float *out, const float *x, const float *gain, uint32_t d, float eps);
+    void (*rope)(const struct rope_row *r, float *x);
+    void (*swiglu)(float *out, const float *gate, const float *up, size_t n);
+    void (*max_expsum)(const float *x, uint32_t n, float *ret_max, float *ret_sum);
+    void (*widen)(float *out, const uint16_t *h, size_t n);
+    void (*narrow)(uint16_t *out, const float *x, size_t n, float scale); /* x * scale to halves */
+    float (*max_abs)(const float *x, size_t n);
+};
+
+extern const struct matmul_kernels matmul_scalar, matmul_avx2, matmul_avx512;
+extern const struct attn_kernels attn_scalar, attn_avx2, attn_avx512;
+extern const struct vec_kernels vec_scalar, vec_avx2, vec_avx512;
+#endif

@@ -1,0 +1,227 @@
+/* linear.c: x . w^T over packed weights. Rows are staged once a call and shared by all weights of it:
+ *
+ *     x [rows][cols] --stage--> row blocks of 16, quantised and / or turned to [k][16]
+ *                               |
+ *     for a group of 16 outputs:  for 64 blocks of columns at a time:
+ *          scales of the group -> floats;  every row block:  acc[row][16] += kernel
+ *     acc -> + bias -> outs
+ *
+ * Items of the parallel loop are (part of the rows, group): an output's value is made by one thread
+ * from start to end, by the same steps whatever the partition. */
+#include "linear.h"
+#include "ops.h"
+#include <string.h>
+
+struct stage_job {
+    struct kn_cpu *c;
+    const float *x;
+    bool q8, halves, floats;
+};
+
+/* Items are rows. */
+static void stage_rows(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct stage_job *j = ctx;
+    const struct stage *s = &j->c->stage;
+    for (uint32_t r = first; r < end; r++) {
+        const float *x = j->x + (size_t)r * s->cols;
+        uint32_t block = r / CPU_ROWS, row = r % CPU_ROWS;
+        if (j->q8)
+            j->c->mat->quantise(x, s->n_blocks, s->q8 + (size_t)block * s->n_blocks, row,
+                                j->halves);
+        if (!j->floats)
+            continue;
+        float *to = s->floats + (size_t)block * s->cols * CPU_ROWS + row;
+        for (uint32_t k = 0; k < s->cols; k++)
+            to[(size_t)k * CPU_ROWS] = x[k];
+    }
+}
+
+uint32_t stage_fit(uint32_t cols)
+{
+    uint32_t n_blocks = (cols + KN_INT8_BLOCK - 1) / KN_INT8_BLOCK;
+    size_t q8 = STAGE_Q8_BYTES / (n_blocks * sizeof(struct act_block));
+    size_t floats = STAGE_FLOAT_BYTES / ((size_t)cols * CPU_ROWS * sizeof(float));
+    size_t blocks = KN_MIN(q8, floats);
+    return (uint32_t)KN_MIN(blocks * CPU_ROWS, (size_t)STAGE_ROWS);
+}
+
+void stage_fill(struct kn_cpu *c, uint32_t n_w, const struct kn_weight *const *w, const float *x,
+                uint32_t rows)
+{
+    struct stage_job j = {.c = c, .x = x};
+    for (uint32_t i = 0; i < n_w; i++) {
+        j.q8 |= w[i]->format != NULL;
+        j.halves |= w[i]->format && w[i]->format->n_sub == 2;
+        j.floats |= !w[i]->format;
+    }
+    c->stage.rows = rows;
+    c->stage.cols = w[0]->cols;
+    c->stage.n_blocks = w[0]->cols / KN_INT8_BLOCK;
+    if ((size_t)rows * w[0]->cols <= 8192)
+        stage_rows(&j, 0, 0, rows);
+    else /* runs of whole cache lines: 16 rows share them */
+        team_run(c->team, stage_rows, &j, rows, KN_MIN(rows, (uint32_t)CPU_ROWS));
+}
+
+static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
+{
+    const struct kn_weight *w = d->w;
+    const struct stage *s = &c->stage;
+    struct cpu_scratch *room = &c->scratch[thread];
+    struct q8_tile t = {.form = w->form,
+                        .zero = w->format->zero,
+                        .table = w->format->table,
+                        .d = room->d,
+                        .m = w->format->has_min ? room->m : NULL,
+                        .acc_stride = d->acc_stride};
+    for (uint32_t b = 0; b < s->n_blocks; b += CPU_K_BLOCKS) {
+        t.n_blocks = KN_MIN((uint32_t)CPU_K_BLOCKS, s->n_blocks - b);
+        t.codes = pack_group(w, d->group) + (size_t)b * pack_block_bytes(w);
+        struct scale_src src = pack_scales(w, d->group, b, t.n_blocks);
+        c->mat->scales(&src, room->d, room->m);
+        for (uint32_t r = d->row; r < d->row + d->n_rows; r += t.n_rows) {
+            t.row = r % CPU_ROWS;
+            t.n_rows = KN_MIN(CPU_ROWS - t.row, d->row + d->n_rows - r);
+            t.x = s->q8 + (size_t)(r / CPU_ROWS) * s->n_blocks + b;
+            t.acc = d->acc + (r - d->row) * d->acc_stride;
+            c->mat->q8(&t);
+        }
+    }
+}
+
+static void dot_floats(struct kn_cpu *c, const struct dot *d)
+{
+    const struct kn_weight *w = d->w;
+    const struct stage *s = &c->stage;
+    size_t elem = w->type == KN_F32 ? 4 : 2;
+    struct float_tile t = {.type = w->type,
+                           .group_bytes = w->group_bytes,
+                           .n_groups = d->n_groups,
+                           .acc_stride = d->acc_stride,
+                           .acc_group = d->acc_group};
+    for (uint32_t k = 0; k < s->cols; k += CPU_K_FLOATS) {
+        t.n_k = KN_MIN((uint32_t)CPU_K_FLOATS, s->cols - k);
+        t.w = pack_group(w, d->group) + (size_t)k * CPU_LANES * elem;
+        for (uint32_t r = d->row; r < d->row + d->n_rows; r += t.n_rows) {
+            t.n_rows = KN_MIN(CPU_ROWS - r % CPU_ROWS, d->row + d->n_rows - r);
+            t.x = s->floats + ((size_t)(r / CPU_ROWS) * s->cols + k) * CPU_ROWS + r % CPU_ROWS;
+            t.acc = d->acc + (r - d->row) * d->acc_stride;
+            c->mat->floats(&t);
+        }
+    }
+}
+
+void dot_run(struct kn_cpu *c, unsigned thread, const struct dot *d)
+{
+    for (uint32_t g = 0; g < d->n_groups; g++)
+        for (uint32_t r = 0; r < d->n_rows; r++)
+            memset(d->acc + g * d->acc_group + r * d->acc_stride, 0, CPU_LANES * sizeof(float));
+    if (!d->w->format) {
+        dot_floats(c, d);
+        return;
+    }
+    struct dot one = *d;
+    one.n_groups = 1;
+    for (uint32_t g = 0; g < d->n_groups; g++, one.group++, one.acc += d->acc_group)
+        dot_q8(c, thread, &one);
+}
+
+/* ---- the op ------------------------------------------------------------------------------------------ */
+
+struct linear_job {
+    struct kn_cpu *c;
+    uint32_t n_w, n_groups; /* of all weights together */
+    const struct kn_weight *const *w;
+    const float *const *bias;
+    float *outs[KN_LINEAR_MAX];
+    uint32_t part_rows;
+    bool add;
+};
+
+/* acc [n][16] of one group to rows row .. of the output. */
+static void put(const struct linear_job *j, uint32_t i, uint32_t group, uint32_t row, uint32_t n,
+                const float *acc)
+{
+    uint32_t rows = j->w[i]->rows, first = group * CPU_LANES;
+    uint32_t lanes = KN_MIN((uint32_t)CPU_LANES, rows - first);
+    float bias[CPU_LANES] = {0};
+    bool has_bias = j->bias && j->bias[i];
+    if (has_bias)
+        memcpy(bias, j->bias[i] + first, lanes * sizeof bias[0]);
+    for (uint32_t r = 0; r < n; r++, acc += CPU_LANES) {
+        float *out = j->outs[i] + (size_t)(row + r) * rows + first, t[CPU_LANES];
+        memcpy(t, acc, sizeof t);
+        for (uint32_t l = 0; has_bias && l < CPU_LANES; l++)
+            t[l] += bias[l];
+        if (!j->add) {
+            memcpy(out, t, lanes * sizeof t[0]);
+            continue;
+        }
+        if (lanes == CPU_LANES)
+            for (uint32_t l = 0; l < CPU_LANES; l++)
+                out[l] += t[l];
+        else
+            for (uint32_t l = 0; l < lanes; l++)
+                out[l] += t[l];
+    }
+}
+
+static void linear_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    const struct linear_job *j = ctx;
+    struct cpu_scratch *room = &j->c->scratch[thread];
+    for (uint32_t item = first; item < end;) {
+        uint32_t part = item / j->n_groups, group = item % j->n_groups, i = 0;
+        for (; group >= j->w[i]->n_groups; i++)
+            group -= j->w[i]->n_groups;
+        uint32_t row = part * j->part_rows;
+        struct dot d = {.w = j->w[i],
+                        .group = group,
+                        .n_groups = 1,
+                        .row = row,
+                        .n_rows = KN_MIN(j->part_rows, j->c->stage.rows - row),
+                        .acc = room->acc,
+                        .acc_stride = CPU_LANES};
+        if (!d.w->format && d.n_rows <= 4) /* few rows: several groups side by side */
+            d.n_groups =
+                KN_MIN(KN_MIN(end - item, d.w->n_groups - group), (uint32_t)CPU_FLOAT_GROUPS);
+        d.acc_group = (size_t)d.n_rows * CPU_LANES;
+        dot_run(j->c, thread, &d);
+        for (uint32_t g = 0; g < d.n_groups; g++)
+            put(j, i, group + g, row, d.n_rows, room->acc + g * d.acc_group);
+        item += d.n_groups;
+    }
+}
+
+/* Rows staged; shares them out. */
+static void linear_staged(struct linear_job *j)
+{
+    uint32_t rows = j->c->stage.rows, threads = team_size(j->c->team);
+    uint32_t blocks = (rows + CPU_ROWS - 1) / CPU_ROWS, want = 4 * threads;
+    uint32_t parts = KN_MAX(1u, KN_MIN(blocks, (want + j->n_groups - 1) / j->n_groups));
+    j->part_rows = (blocks + parts - 1) / parts * CPU_ROWS;
+    parts = (rows + j->part_rows - 1) / j->part_rows;
+    uint32_t items = parts * j->n_groups;
+    team_run(j->c->team, linear_items, j, items, KN_MAX(1u, items / want));
+}
+
+void cpu_linear(struct kn *kn, uint32_t n_w, const struct kn_weight *const *w,
+                const float *const *bias, const float *x, uint32_t rows, float *const *outs,
+                bool add)
+{
+    struct linear_job j = {.c = cpu_of(kn), .n_w = n_w, .w = w, .bias = bias, .add = add};
+    kn_assert(n_w >= 1 && n_w <= KN_LINEAR_MAX);
+    for (uint32_t i = 0; i < n_w; i++) {
+        kn_assert(w[i]->magic == CPU_WEIGHT_MAGIC && w[i]->cols == w[0]->cols);
+        j.n_groups += w[i]->n_groups;
+    }
+    uint32_t fit = stage_fit(w[0]->cols);
+    for (uint32_t r = 0; r < rows; r += fit) {
+        for (uint32_t i = 0; i < n_w; i++)
+            j.outs[i] = outs[i] + (size_t)r * w[i]->rows;
+        stage_fill(j.c, n_w, w, x + (size_t)r * w[0]->cols, KN_MIN(fit, rows - r));
+        linear_staged(&j);
+    }
+}

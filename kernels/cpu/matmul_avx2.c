@@ -1,0 +1,369 @@
+/* matmul_avx2.c: products over packed weights with AVX2, F16C and FMA. A group of 16 outputs is two
+ * registers, taken one after the other ("half": outputs 0..7, 8..15).
+ *
+ * VPMADDUBSW multiplies unsigned by signed bytes and adds neighbours into 16 bits, saturating:
+ *
+ *   4-bit codes   15 * 127 * 2 = 3810 a step, 8 steps a block: 30480 < 32768. So the whole block
+ * (or half block) is added in 16 bits, and one VPMADDWD makes int32 of it. The zero point is taken
+ * off afterwards: sum - zero * asum. 8-bit codes   w = u - zero is signed; |w| takes the unsigned
+ * side and sign(a, w) the signed one: 128 * 127 * 2 = 32512 < 32768, and VPMADDWD follows every
+ * step.
+ *
+ * Both are exact, so the result is the one of kn_int8.h. */
+#include "kernels.h"
+#include <immintrin.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum codes { NIB, TABLE, BYTE };
+
+struct kind {
+    enum codes codes;
+    unsigned n_sub;
+    bool has_min;
+};
+
+/* Constants of one call. */
+struct consts {
+    __m256i table, zero;
+    __m128i shift;
+};
+
+INLINE __m256i load256(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+INLINE __m256i broadcast4(const int8_t *p)
+{
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm256_set1_epi32(v);
+}
+
+/* Chunk c of a block for one half of the outputs: unsigned for NIB, signed otherwise. */
+INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, int c, const struct consts *k)
+{
+    const __m256i low = _mm256_set1_epi8(15);
+    if (codes == BYTE)
+        return _mm256_sub_epi8(load256(half + c * 64), k->zero);
+    __m256i v = load256(half + c % 4 * 64);
+    v = _mm256_and_si256(c < 4 ? v : _mm256_srli_epi16(v, 4), low);
+    return codes == TABLE ? _mm256_shuffle_epi8(k->table, v) : v;
+}
+
+/* int32 dot products of n rows over chunks first .. first + len of one block. */
+INLINE void dots(const struct kind k, const uint8_t *half, int first, int len, const int8_t *a,
+                 const uint32_t n, const struct consts *c, __m256i *sum)
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < n; r++)
+        sum[r] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int i = first; i < first + len; i++) {
+        __m256i w = chunk_load(k.codes, half, i, c);
+        __m256i wide = k.codes == NIB ? w : _mm256_abs_epi8(w);
+#pragma GCC unroll 4
+        for (uint32_t r = 0; r < n; r++) {
+            __m256i x = broadcast4(a + r * KN_INT8_BLOCK + i * 4);
+            if (k.codes == NIB)
+                sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, x));
+            else
+                sum[r] = _mm256_add_epi32(
+                    sum[r],
+                    _mm256_madd_epi16(_mm256_maddubs_epi16(wide, _mm256_sign_epi8(x, w)), ones));
+        }
+    }
+    if (k.codes == NIB)
+#pragma GCC unroll 4
+        for (uint32_t r = 0; r < n; r++)
+            sum[r] = _mm256_madd_epi16(sum[r], ones);
+}
+
+/* acc += one sub-block for n rows from row `row` of the act block on. */
+INLINE void sub_add(const struct kind k, const struct act_block *x, uint32_t row, const uint32_t n,
+                    unsigned s, const __m256i *sum, const float *d, const float *m,
+                    const struct consts *c, __m256 *acc)
+{
+    const int32_t *asum_neg = k.n_sub == 2 ? x->asum_neg_half[s] : x->asum_neg;
+    const float *sa = k.n_sub == 2 ? x->sa_half[s] : x->sa;
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < n; r++) {
+        __m256i v = sum[r];
+        if (k.codes == NIB && !k.has_min)
+            v = _mm256_add_epi32(v,
+                                 _mm256_sll_epi32(_mm256_set1_epi32(asum_neg[row + r]), c->shift));
+        __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(d), _mm256_set1_ps(x->da[row + r]));
+        acc[r] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(v), acc[r]);
+        if (k.has_min)
+            acc[r] = _mm256_fmadd_ps(_mm256_loadu_ps(m), _mm256_set1_ps(sa[row + r]), acc[r]);
+    }
+}
+
+/* n rows from row `first` of the tile on, outputs of one half. */
+INLINE void half_run(const struct kind k, const struct q8_tile *t, uint32_t first, const uint32_t n,
+                     unsigned half, const struct consts *c)
+{
+    const size_t bytes = k.codes == BYTE ? 512 : 256;
+    const uint8_t *codes = t->codes + half * 32;
+    const float *d = t->d + half * 8, *m = k.has_min ? t->m + half * 8 : d;
+    float *at = t->acc + first * t->acc_stride + half * 8;
+    uint32_t row = t->row + first;
+    __m256 acc[4];
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < n; r++)
+        acc[r] = _mm256_loadu_ps(at + r * t->acc_stride);
+    for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
+        const struct act_block *x = &t->x[b];
+        __m256i sum[4];
+        if (half == 0)
+            for (size_t i = 0; i < bytes; i += 64)
+                _mm_prefetch(codes + i + 4096, _MM_HINT_T0);
+#pragma GCC unroll 2
+        for (unsigned s = 0; s < k.n_sub; s++) {
+            int len = 8 / (int)k.n_sub;
+            dots(k, codes, (int)s * len, len, x->a[row], n, c, sum);
+            sub_add(k, x, row, n, s, sum, d, m, c, acc);
+            d += CPU_LANES;
+            m += CPU_LANES;
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < n; r++)
+        _mm256_storeu_ps(at + r * t->acc_stride, acc[r]);
+}
+
+INLINE void tile_run(const struct kind k, const struct q8_tile *t)
+{
+    struct consts c = {.zero = _mm256_set1_epi8((char)t->zero),
+                       .shift = _mm_cvtsi32_si128(t->zero ? __builtin_ctz(t->zero) : 0),
+                       .table = _mm256_setzero_si256()};
+    if (k.codes == TABLE)
+        c.table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t->table));
+    uint32_t r = 0;
+    for (; r + 4 <= t->n_rows; r += 4)
+        for (unsigned half = 0; half < 2; half++)
+            half_run(k, t, r, 4, half, &c);
+    for (; r + 2 <= t->n_rows; r += 2)
+        for (unsigned half = 0; half < 2; half++)
+            half_run(k, t, r, 2, half, &c);
+    for (; r < t->n_rows; r++)
+        for (unsigned half = 0; half < 2; half++)
+            half_run(k, t, r, 1, half, &c);
+}
+
+static void q8_avx2(const struct q8_tile *t)
+{
+    switch (t->form) {
+    case FORM_NIB:
+        tile_run((struct kind){NIB, 1, false}, t);
+        break;
+    case FORM_NIB_MIN:
+        tile_run((struct kind){NIB, 1, true}, t);
+        break;
+    case FORM_NIB_2:
+        tile_run((struct kind){NIB, 2, false}, t);
+        break;
+    case FORM_NIB_2_MIN:
+        tile_run((struct kind){NIB, 2, true}, t);
+        break;
+    case FORM_TABLE:
+        tile_run((struct kind){TABLE, 1, false}, t);
+        break;
+    case FORM_BYTE:
+        tile_run((struct kind){BYTE, 1, false}, t);
+        break;
+    case FORM_BYTE_MIN:
+        tile_run((struct kind){BYTE, 1, true}, t);
+        break;
+    case FORM_BYTE_2:
+        tile_run((struct kind){BYTE, 2, false}, t);
+        break;
+    }
+}
+
+/* ---- float weights
+ * ------------------------------------------------------------------------------- */
+
+INLINE __m256 weights8(enum kn_type type, const uint8_t *p)
+{
+    if (type == KN_F32)
+        return _mm256_loadu_ps((const float *)p);
+    __m128i h = _mm_loadu_si128((const __m128i *)p);
+    if (type == KN_F16)
+        return _mm256_cvtph_ps(h);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+/* n rows and g groups, both halves: 2 n g chains. */
+INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t first,
+                       const uint32_t n, const uint32_t g)
+{
+    const size_t step = type == KN_F32 ? 64 : 32;
+    const uint8_t *w = t->w;
+    __m256 acc[12][2];
+#pragma GCC unroll 12
+    for (uint32_t i = 0; i < n * g; i++) {
+        const float *at = t->acc + i / n * t->acc_group + (first + i % n) * t->acc_stride;
+        acc[i][0] = _mm256_loadu_ps(at);
+        acc[i][1] = _mm256_loadu_ps(at + 8);
+    }
+    for (uint32_t k = 0; k < t->n_k; k++, w += step) {
+        const float *x = t->x + (size_t)k * CPU_ROWS + first;
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < g; j++) {
+            __m256 w0 = weights8(type, w + j * t->group_bytes);
+            __m256 w1 = weights8(type, w + j * t->group_bytes + step / 2);
+#pragma GCC unroll 4
+            for (uint32_t r = 0; r < n; r++) {
+                __m256 v = _mm256_set1_ps(x[r]);
+                acc[j * n + r][0] = _mm256_fmadd_ps(w0, v, acc[j * n + r][0]);
+                acc[j * n + r][1] = _mm256_fmadd_ps(w1, v, acc[j * n + r][1]);
+            }
+        }
+    }
+#pragma GCC unroll 12
+    for (uint32_t i = 0; i < n * g; i++) {
+        float *at = t->acc + i / n * t->acc_group + (first + i % n) * t->acc_stride;
+        _mm256_storeu_ps(at, acc[i][0]);
+        _mm256_storeu_ps(at + 8, acc[i][1]);
+    }
+}
+
+INLINE void floats_type(enum kn_type type, const struct float_tile *t)
+{
+    if (t->n_groups == CPU_FLOAT_GROUPS) {
+        for (uint32_t r = 0; r < t->n_rows; r++)
+            floats_run(type, t, r, 1, CPU_FLOAT_GROUPS);
+        return;
+    }
+    for (uint32_t g = 0; g < t->n_groups; g++) {
+        struct float_tile one = *t;
+        uint32_t r = 0;
+        one.w = (const uint8_t *)t->w + g * t->group_bytes;
+        one.acc = t->acc + g * t->acc_group;
+        for (; r + 4 <= t->n_rows; r += 4)
+            floats_run(type, &one, r, 4, 1);
+        for (; r < t->n_rows; r++)
+            floats_run(type, &one, r, 1, 1);
+    }
+}
+
+static void floats_avx2(const struct float_tile *t)
+{
+    if (t->type == KN_F32)
+        floats_type(KN_F32, t);
+    else if (t->type == KN_F16)
+        floats_type(KN_F16, t);
+    else
+        floats_type(KN_BF16, t);
+}
+
+/* ---- scales and activations
+ * -------------------------------------------------------------------------- */
+
+INLINE __m256 halves8(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+
+static void scales_super(const struct scale_src *s, float *d, float *m)
+{
+    unsigned row = s->n_sub * CPU_LANES, mins = s->has_min ? row : 0;
+    unsigned halves = (1u + s->has_min) * CPU_LANES * 2;
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    for (uint32_t b = s->first; b < s->first + s->n_blocks; b++) {
+        const uint8_t *p = s->p + (size_t)(b / 8) * (halves + 8 * (row + mins));
+        const uint8_t *small = p + halves + (size_t)(b % 8) * (row + mins);
+        for (unsigned i = 0; i < row; i += 8, d += 8) {
+            __m256i v = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(small + i)));
+            _mm256_storeu_ps(d,
+                             _mm256_mul_ps(halves8(p + i % CPU_LANES * 2), _mm256_cvtepi32_ps(v)));
+        }
+        for (unsigned i = 0; i < mins; i += 8, m += 8) {
+            __m256i v = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(small + row + i)));
+            __m256 h = halves8(p + CPU_LANES * 2 + i % CPU_LANES * 2);
+            _mm256_storeu_ps(m, _mm256_xor_ps(_mm256_mul_ps(h, _mm256_cvtepi32_ps(v)), sign));
+        }
+    }
+}
+
+static void scales_avx2(const struct scale_src *s, float *d, float *m)
+{
+    if (s->super) {
+        scales_super(s, d, m);
+        return;
+    }
+    unsigned step = (1u + s->has_min) * CPU_LANES * 2;
+    const uint8_t *p = s->p + (size_t)s->first * step;
+    for (uint32_t i = 0; i < s->n_blocks; i++, p += step)
+        for (unsigned h = 0; h < 2; h++) {
+            _mm256_storeu_ps(d + (size_t)i * CPU_LANES + h * 8, halves8(p + h * 16));
+            if (s->has_min)
+                _mm256_storeu_ps(m + (size_t)i * CPU_LANES + h * 8,
+                                 halves8(p + CPU_LANES * 2 + h * 16));
+        }
+}
+
+INLINE float max8(__m256 v)
+{
+    __m128 a = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+    a = _mm_max_ss(a, _mm_movehdup_ps(a));
+    return _mm_cvtss_f32(a);
+}
+
+/* 16 values in q0, q1 to bytes in order. */
+INLINE __m128i bytes16(__m256i q0, __m256i q1)
+{
+    __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(q0, q1), 0xd8);
+    return _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+}
+
+INLINE int sum16(__m128i a)
+{
+    __m128i s = _mm_maddubs_epi16(_mm_set1_epi8(1), a);
+    s = _mm_madd_epi16(s, _mm_set1_epi16(1));
+    s = _mm_add_epi32(s, _mm_srli_si128(s, 8));
+    s = _mm_add_epi32(s, _mm_srli_si128(s, 4));
+    return _mm_cvtsi128_si32(s);
+}
+
+static void quantise_avx2(const float *x, uint32_t n_blocks, struct act_block *blocks, uint32_t row,
+                          bool halves)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    for (uint32_t b = 0; b < n_blocks; b++, x += KN_INT8_BLOCK) {
+        struct act_block *t = &blocks[b];
+        __m256 v[4], top = _mm256_setzero_ps();
+        __m256i q[4];
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm256_loadu_ps(x + i * 8);
+            top = _mm256_max_ps(top, _mm256_andnot_ps(sign, v[i]));
+        }
+        float amax = max8(top);
+        bool zeros = amax < KN_INT8_AMAX_MIN;
+        __m256 inverse = _mm256_set1_ps(zeros ? 0.0f : 127.0f / amax);
+        for (int i = 0; i < 4; i++)
+            q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+        __m128i a0 = bytes16(q[0], q[1]), a1 = bytes16(q[2], q[3]);
+        _mm_storeu_si128((__m128i *)t->a[row], a0);
+        _mm_storeu_si128((__m128i *)(t->a[row] + 16), a1);
+        int sum0 = sum16(a0), sum1 = sum16(a1);
+        float da = zeros ? 0.0f : amax / 127.0f;
+        t->da[row] = da;
+        t->sa[row] = da * (float)(sum0 + sum1);
+        t->asum_neg[row] = -(sum0 + sum1);
+        if (halves) {
+            t->sa_half[0][row] = da * (float)sum0;
+            t->sa_half[1][row] = da * (float)sum1;
+            t->asum_neg_half[0][row] = -sum0;
+            t->asum_neg_half[1][row] = -sum1;
+        }
+    }
+}
+
+const struct matmul_kernels matmul_avx2 = {"avx2", q8_avx2, floats_avx2, scales_avx2,
+                                           quantise_avx2};

@@ -1,0 +1,340 @@
+/* matmul_avx512.c: products over packed weights with AVX-512 and VNNI: the 16 lanes of a register
+ * are 16 outputs.
+ *
+ * One block (32 columns) of a group fills eight registers of codes, w[0..7], 4 columns of 16
+ * outputs each. Every row then needs eight VPDPBUSD with 4 of its bytes broadcast:
+ *
+ *     w[c]:  o0 (k4c..k4c+3) | o1 | ... | o15        x row: (k4c..k4c+3) in all lanes
+ *     sum   = -zero * asum                           int32, exact
+ *     sum  += w[c] . x[c]      c = 0..7
+ *     acc   = fma(D * da, float(sum), acc);  acc = fma(M, sa, acc)
+ *
+ * The codes stay in registers for up to 16 rows: 8 (codes) + 2 (D, M) + 16 (acc) of 32. */
+#include "kernels.h"
+#include <immintrin.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum codes { NIB, TABLE, BYTE };
+
+/* What the compiler may take as known in one copy of the inner loop. */
+struct kind {
+    enum codes codes;
+    unsigned n_sub;
+    bool has_min;
+};
+
+INLINE __m512i load512(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+INLINE __m512i broadcast4(const int8_t *p)
+{
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+}
+
+INLINE void codes_load(enum codes codes, const uint8_t *p, __m512i table, __m512i w[8])
+{
+    const __m512i low = _mm512_set1_epi8(15);
+    if (codes == BYTE) {
+#pragma GCC unroll 8
+        for (int c = 0; c < 8; c++)
+            w[c] = load512(p + c * 64);
+        return;
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m512i v = load512(p + j * 64);
+        w[j] = _mm512_and_si512(v, low);
+        w[j + 4] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+        if (codes == TABLE) {
+            w[j] = _mm512_shuffle_epi8(table, w[j]);
+            w[j + 4] = _mm512_shuffle_epi8(table, w[j + 4]);
+        }
+    }
+}
+
+/* The int32 dot products of one row and one sub-block. */
+INLINE __m512i dots(const __m512i *w, unsigned n, const int8_t *a, __m512i start)
+{
+    __m512i even = start, odd = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (unsigned c = 0; c < n; c += 2) {
+        even = _mm512_dpbusd_epi32(even, w[c], broadcast4(a + c * 4));
+        odd = _mm512_dpbusd_epi32(odd, w[c + 1], broadcast4(a + c * 4 + 4));
+    }
+    return _mm512_add_epi32(even, odd);
+}
+
+INLINE __m512i start_of(const struct kind k, int32_t asum_neg, __m128i shift)
+{
+    if (k.has_min)
+        return _mm512_setzero_si512();
+    return _mm512_sll_epi32(_mm512_set1_epi32(asum_neg), shift);
+}
+
+INLINE __m512 block_row(const struct kind k, const struct act_block *x, uint32_t r,
+                        const __m512i *w, const __m512 *d, const __m512 *m, __m128i shift,
+                        __m512 acc)
+{
+    __m512 da = _mm512_set1_ps(x->da[r]);
+    if (k.n_sub == 1) {
+        __m512i sum = dots(w, 8, x->a[r], start_of(k, x->asum_neg[r], shift));
+        acc = _mm512_fmadd_ps(_mm512_mul_ps(d[0], da), _mm512_cvtepi32_ps(sum), acc);
+        if (k.has_min)
+            acc = _mm512_fmadd_ps(m[0], _mm512_set1_ps(x->sa[r]), acc);
+        return acc;
+    }
+#pragma GCC unroll 2
+    for (unsigned s = 0; s < 2; s++) {
+        __m512i sum =
+            dots(w + 4 * s, 4, x->a[r] + 16 * s, start_of(k, x->asum_neg_half[s][r], shift));
+        acc = _mm512_fmadd_ps(_mm512_mul_ps(d[s], da), _mm512_cvtepi32_ps(sum), acc);
+        if (k.has_min)
+            acc = _mm512_fmadd_ps(m[s], _mm512_set1_ps(x->sa_half[s][r]), acc);
+    }
+    return acc;
+}
+
+/* n rows, from row `first` of the tile on; n is known to the compiler. */
+INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t first, const uint32_t n)
+{
+    const size_t bytes = k.codes == BYTE ? 512 : 256;
+    const uint8_t *codes = t->codes;
+    float *at = t->acc + first * t->acc_stride;
+    const __m128i shift = _mm_cvtsi32_si128(t->zero ? __builtin_ctz(t->zero) : 0);
+    __m512i table = _mm512_setzero_si512();
+    if (k.codes == TABLE)
+        table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t->table)),
+                                 _mm512_set1_epi8(-128));
+    __m512 acc[16];
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < n; r++)
+        acc[r] = _mm512_loadu_ps(at + r * t->acc_stride);
+    for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
+        __m512i w[8];
+        __m512 d[2], m[2];
+        if (n <= 4) /* memory-bound: be ahead of it */
+            for (size_t i = 0; i < bytes; i += 64)
+                _mm_prefetch(codes + i + 4096, _MM_HINT_T0);
+        codes_load(k.codes, codes, table, w);
+#pragma GCC unroll 2
+        for (unsigned s = 0; s < k.n_sub; s++) {
+            d[s] = _mm512_loadu_ps(t->d + ((size_t)b * k.n_sub + s) * CPU_LANES);
+            m[s] = k.has_min ? _mm512_loadu_ps(t->m + ((size_t)b * k.n_sub + s) * CPU_LANES) : d[s];
+        }
+#pragma GCC unroll 16
+        for (uint32_t r = 0; r < n; r++)
+            acc[r] = block_row(k, &t->x[b], t->row + first + r, w, d, m, shift, acc[r]);
+    }
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < n; r++)
+        _mm512_storeu_ps(at + r * t->acc_stride, acc[r]);
+}
+
+INLINE void tile_run(const struct kind k, const struct q8_tile *t)
+{
+    uint32_t r = 0;
+    if (t->n_rows == 16) {
+        rows_run(k, t, 0, 16);
+        return;
+    }
+    if (t->n_rows & 8) {
+        rows_run(k, t, r, 8);
+        r += 8;
+    }
+    if (t->n_rows & 4) {
+        rows_run(k, t, r, 4);
+        r += 4;
+    }
+    if (t->n_rows & 2) {
+        rows_run(k, t, r, 2);
+        r += 2;
+    }
+    if (t->n_rows & 1)
+        rows_run(k, t, r, 1);
+}
+
+static void q8_avx512(const struct q8_tile *t)
+{
+    switch (t->form) {
+    case FORM_NIB:
+        tile_run((struct kind){NIB, 1, false}, t);
+        break;
+    case FORM_NIB_MIN:
+        tile_run((struct kind){NIB, 1, true}, t);
+        break;
+    case FORM_NIB_2:
+        tile_run((struct kind){NIB, 2, false}, t);
+        break;
+    case FORM_NIB_2_MIN:
+        tile_run((struct kind){NIB, 2, true}, t);
+        break;
+    case FORM_TABLE:
+        tile_run((struct kind){TABLE, 1, false}, t);
+        break;
+    case FORM_BYTE:
+        tile_run((struct kind){BYTE, 1, false}, t);
+        break;
+    case FORM_BYTE_MIN:
+        tile_run((struct kind){BYTE, 1, true}, t);
+        break;
+    case FORM_BYTE_2:
+        tile_run((struct kind){BYTE, 2, false}, t);
+        break;
+    }
+}
+
+/* ---- float weights
+ * ------------------------------------------------------------------------------- */
+
+INLINE __m512 weights16(enum kn_type type, const uint8_t *p)
+{
+    if (type == KN_F32)
+        return _mm512_loadu_ps(p);
+    __m256i h = _mm256_loadu_si256((const __m256i *)p);
+    if (type == KN_F16)
+        return _mm512_cvtph_ps(h);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+/* n rows and g groups: n * g chains, so that a single row does not wait for each sum. */
+INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t first,
+                       const uint32_t n, const uint32_t g)
+{
+    const size_t step = type == KN_F32 ? 64 : 32;
+    const uint8_t *w = t->w;
+    __m512 acc[16];
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < n * g; i++)
+        acc[i] = _mm512_loadu_ps(t->acc + i / n * t->acc_group + (first + i % n) * t->acc_stride);
+    for (uint32_t k = 0; k < t->n_k; k++, w += step) {
+        const float *x = t->x + (size_t)k * CPU_ROWS + first;
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < g; j++) {
+            __m512 v = weights16(type, w + j * t->group_bytes);
+#pragma GCC unroll 16
+            for (uint32_t r = 0; r < n; r++)
+                acc[j * n + r] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[r]), acc[j * n + r]);
+        }
+    }
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < n * g; i++)
+        _mm512_storeu_ps(t->acc + i / n * t->acc_group + (first + i % n) * t->acc_stride, acc[i]);
+}
+
+INLINE void floats_type(enum kn_type type, const struct float_tile *t)
+{
+    if (t->n_groups == CPU_FLOAT_GROUPS) {
+        for (uint32_t r = 0; r < t->n_rows; r++)
+            floats_run(type, t, r, 1, CPU_FLOAT_GROUPS);
+        return;
+    }
+    for (uint32_t g = 0; g < t->n_groups; g++) {
+        struct float_tile one = *t;
+        uint32_t r = 0;
+        one.w = (const uint8_t *)t->w + g * t->group_bytes;
+        one.acc = t->acc + g * t->acc_group;
+        if (t->n_rows == 16)
+            floats_run(type, &one, 0, r = 16, 1);
+        for (; r + 8 <= t->n_rows; r += 8)
+            floats_run(type, &one, r, 8, 1);
+        for (; r + 4 <= t->n_rows; r += 4)
+            floats_run(type, &one, r, 4, 1);
+        for (; r < t->n_rows; r++)
+            floats_run(type, &one, r, 1, 1);
+    }
+}
+
+static void floats_avx512(const struct float_tile *t)
+{
+    if (t->type == KN_F32)
+        floats_type(KN_F32, t);
+    else if (t->type == KN_F16)
+        floats_type(KN_F16, t);
+    else
+        floats_type(KN_BF16, t);
+}
+
+/* ---- scales and activations
+ * -------------------------------------------------------------------------- */
+
+INLINE __m512 halves16(const uint8_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+static void scales_super(const struct scale_src *s, float *d, float *m)
+{
+    unsigned row = s->n_sub * CPU_LANES, mins = s->has_min ? row : 0;
+    unsigned halves = (1u + s->has_min) * CPU_LANES * 2;
+    const __m512 sign = _mm512_set1_ps(-0.0f);
+    for (uint32_t b = s->first; b < s->first + s->n_blocks; b++) {
+        const uint8_t *p = s->p + (size_t)(b / 8) * (halves + 8 * (row + mins));
+        const uint8_t *small = p + halves + (size_t)(b % 8) * (row + mins);
+        for (unsigned i = 0; i < row; i += CPU_LANES, d += CPU_LANES) {
+            __m512i v = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(small + i)));
+            _mm512_storeu_ps(d, _mm512_mul_ps(halves16(p), _mm512_cvtepi32_ps(v)));
+        }
+        for (unsigned i = 0; i < mins; i += CPU_LANES, m += CPU_LANES) {
+            __m512i v = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(small + row + i)));
+            __m512 t = _mm512_mul_ps(halves16(p + CPU_LANES * 2), _mm512_cvtepi32_ps(v));
+            _mm512_storeu_ps(m, _mm512_xor_ps(t, sign));
+        }
+    }
+}
+
+static void scales_avx512(const struct scale_src *s, float *d, float *m)
+{
+    if (s->super) {
+        scales_super(s, d, m);
+        return;
+    }
+    unsigned step = (1u + s->has_min) * CPU_LANES * 2;
+    const uint8_t *p = s->p + (size_t)s->first * step;
+    for (uint32_t i = 0; i < s->n_blocks; i++, p += step) {
+        _mm512_storeu_ps(d + (size_t)i * CPU_LANES, halves16(p));
+        if (s->has_min)
+            _mm512_storeu_ps(m + (size_t)i * CPU_LANES, halves16(p + CPU_LANES * 2));
+    }
+}
+
+static void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block *blocks,
+                            uint32_t row, bool halves)
+{
+    const __m512i ones = _mm512_set1_epi8(1);
+    for (uint32_t b = 0; b < n_blocks; b++, x += KN_INT8_BLOCK) {
+        struct act_block *t = &blocks[b];
+        __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+        float amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x0), _mm512_abs_ps(x1)));
+        bool zeros = amax < KN_INT8_AMAX_MIN;
+        __m512 inverse = _mm512_set1_ps(zeros ? 0.0f : 127.0f / amax);
+        __m128i a0 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x0, inverse)));
+        __m128i a1 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x1, inverse)));
+        _mm_storeu_si128((__m128i *)t->a[row], a0);
+        _mm_storeu_si128((__m128i *)(t->a[row] + 16), a1);
+        /* sums of fours, then of the two 16-halves: lanes 0..3 and 4..7 */
+        __m256i a = _mm256_set_m128i(a1, a0);
+        __m256i s = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm512_castsi512_si256(ones), a);
+        s = _mm256_hadd_epi32(s, s);
+        s = _mm256_hadd_epi32(s, s);
+        int sum0 = _mm256_extract_epi32(s, 0), sum1 = _mm256_extract_epi32(s, 4);
+        float da = zeros ? 0.0f : amax / 127.0f;
+        t->da[row] = da;
+        t->sa[row] = da * (float)(sum0 + sum1);
+        t->asum_neg[row] = -(sum0 + sum1);
+        if (halves) {
+            t->sa_half[0][row] = da * (float)sum0;
+            t->sa_half[1][row] = da * (float)sum1;
+            t->asum_neg_half[0][row] = -sum0;
+            t->asum_neg_half[1][row] = -sum1;
+        }
+    }
+}
+
+const struct matmul_kernels matmul_avx512 = {"avx512-vnni", q8_avx512, floats_avx512, scales_avx512,
+                                             quantise_avx512};

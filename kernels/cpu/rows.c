@@ -1,0 +1,298 @@
+/* rows.c: the small ops that go row by row, and rows into and out of the pages. */
+#include "cpu.h"
+#include "kn_kv_addr.h"
+#include "ops.h"
+#include <math.h>
+
+/* Below this many values a loop is done by the caller alone. */
+#define ALONE_MAX 16384
+
+/* Runs of rows: all at once when it is little work, else about 4096 values each. */
+static uint32_t grain(uint32_t rows, size_t row_values)
+{
+    if (rows * row_values <= ALONE_MAX)
+        return KN_MAX(1u, rows);
+    return (uint32_t)KN_MAX((size_t)1, 4096 / row_values);
+}
+
+/* ---- a pass ---------------------------------------------------------------------------------------------- */
+
+void cpu_batch_begin(struct kn *kn, const struct kn_batch *b)
+{
+    struct kn_cpu *c = cpu_of(kn);
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        kn_assert(b->seq[r] < b->n_seqs && b->lo[r] <= b->hi[r]);
+        kn_assert(b->lo[r] == b->hi[r] || b->hi[r] <= b->seqs[b->seq[r]].n);
+    }
+    for (unsigned i = 0; i < ROPE_TABLES; i++)
+        c->rope[i].batch = NULL;
+}
+
+void cpu_batch_end(struct kn *kn, const struct kn_batch *b)
+{
+    (void)b;
+    struct kn_cpu *c = cpu_of(kn);
+    for (unsigned i = 0; i < ROPE_TABLES; i++)
+        c->rope[i].batch = NULL;
+}
+
+/* ---- norm, gate ------------------------------------------------------------------------------------------- */
+
+struct vec_job {
+    struct kn_cpu *c;
+    float *out;
+    const float *x, *y;
+    size_t n;
+    uint32_t d;
+    float eps;
+};
+
+static void norm_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct vec_job *j = ctx;
+    for (size_t r = first; r < end; r++)
+        j->c->vec->rmsnorm(j->out + r * j->d, j->x + r * j->d, j->y, j->d, j->eps);
+}
+
+void cpu_rmsnorm(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,
+                 uint32_t d, float eps)
+{
+    struct vec_job j = {.c = cpu_of(kn), .out = out, .x = x, .y = gain, .d = d, .eps = eps};
+    team_run(j.c->team, norm_items, &j, rows, grain(rows, d));
+}
+
+#define GATE_RUN 4096
+
+static void swiglu_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct vec_job *j = ctx;
+    size_t at = (size_t)first * GATE_RUN, stop = KN_MIN((size_t)end * GATE_RUN, j->n);
+    j->c->vec->swiglu(j->out + at, j->x + at, j->y + at, stop - at);
+}
+
+void cpu_swiglu(struct kn *kn, float *out, const float *gate, const float *up, size_t n)
+{
+    struct vec_job j = {.c = cpu_of(kn), .out = out, .x = gate, .y = up, .n = n};
+    uint32_t items = (uint32_t)((n + GATE_RUN - 1) / GATE_RUN);
+    team_run(j.c->team, swiglu_items, &j, items, n <= ALONE_MAX / 4 ? KN_MAX(1u, items) : 1);
+}
+
+/* ---- rotary embedding --------------------------------------------------------------------------------------- */
+
+struct rope_job {
+    struct kn_cpu *c;
+    const struct kn_batch *b;
+    const struct kn_rope *r;
+    struct rope_table *table;
+    float *x;
+};
+
+static void angles(const struct kn_rope *r, int32_t position, float *cos, float *sin)
+{
+    for (uint32_t i = 0; i < r->n_rot / 2; i++) {
+        float angle = (float)position * r->inv_freq[i];
+        sin[i] = sinf(angle);
+        cos[i] = cosf(angle);
+    }
+}
+
+static void table_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct rope_job *j = ctx;
+    for (uint32_t r = first; r < end; r++) {
+        float *cos = j->table->cs + (size_t)r * j->r->n_rot;
+        angles(j->r, j->b->positions[r], cos, cos + j->r->n_rot / 2);
+    }
+}
+
+/* The table for this batch and these frequencies, made at the first call of a pass (q of layer 0) and used
+ * by all others. A batch too long for it gets its first rows; the rest are computed on the spot. */
+static struct rope_table *table_find(struct rope_job *j)
+{
+    struct kn_cpu *c = j->c;
+    for (unsigned i = 0; i < ROPE_TABLES; i++) {
+        struct rope_table *t = &c->rope[i];
+        if (t->batch == j->b && t->inv_freq == j->r->inv_freq && t->n_rot == j->r->n_rot)
+            return t;
+    }
+    struct rope_table *t = &c->rope[c->rope_next++ % ROPE_TABLES];
+    t->batch = j->b;
+    t->inv_freq = j->r->inv_freq;
+    t->n_rot = j->r->n_rot;
+    t->n_rows = KN_MIN(j->b->n_rows, ROPE_TABLE_FLOATS / KN_MAX(1u, j->r->n_rot));
+    j->table = t;
+    team_run(c->team, table_items, j, t->n_rows, grain(t->n_rows, (size_t)j->r->n_rot * 16));
+    return t;
+}
+
+static void rope_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct rope_job *j = ctx;
+    struct rope_row row = {.style = j->r->style,
+                           .n_heads = j->r->n_heads,
+                           .head_dim = j->r->head_dim,
+                           .n_rot = j->r->n_rot,
+                           .norm = j->r->norm,
+                           .norm_eps = j->r->norm_eps};
+    float own[KN_HEAD_DIM_MAX];
+    for (uint32_t r = first; r < end; r++) {
+        const float *cs = own;
+        if (r < j->table->n_rows)
+            cs = j->table->cs + (size_t)r * row.n_rot;
+        else
+            angles(j->r, j->b->positions[r], own, own + row.n_rot / 2);
+        row.cos = cs;
+        row.sin = cs + row.n_rot / 2;
+        j->c->vec->rope(&row, j->x + (size_t)r * row.n_heads * row.head_dim);
+    }
+}
+
+void cpu_rope(struct kn *kn, const struct kn_batch *b, const struct kn_rope *r, float *x)
+{
+    struct rope_job j = {.c = cpu_of(kn), .b = b, .r = r, .x = x};
+    kn_assert(r->n_rot % 2 == 0 && r->n_rot <= r->head_dim && r->head_dim <= KN_HEAD_DIM_MAX);
+    j.table = table_find(&j);
+    team_run(j.c->team, rope_items, &j, b->n_rows,
+             grain(b->n_rows, (size_t)r->n_heads * r->head_dim));
+}
+
+/* ---- pages ---------------------------------------------------------------------------------------------------- */
+
+struct kv_job {
+    struct kn_cpu *c;
+    const struct kn_batch *b;
+    const struct kn_seq *s;
+    uint32_t layer, first, d;
+    const float *k, *v;
+    const uint32_t *slots;
+    float *ret;
+};
+
+static void narrow(const struct kn_cpu *c, enum kn_type type, void *to, const float *x, uint32_t n)
+{
+    if (type == KN_F32)
+        memcpy(to, x, n * sizeof *x);
+    else
+        c->vec->narrow(to, x, n, 1.0f);
+}
+
+static void widen(const struct kn_cpu *c, enum kn_type type, float *to, const void *from,
+                  uint32_t n)
+{
+    if (type == KN_F32)
+        memcpy(to, from, n * sizeof *to);
+    else
+        c->vec->widen(to, from, n);
+}
+
+static void write_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct kv_job *j = ctx;
+    for (uint32_t r = first; r < end; r++) {
+        const struct kn_kv *kv = j->b->seqs[j->b->seq[r]].kv;
+        size_t at = (size_t)r * kv->n_kv_heads * kv->head_dim;
+        for (uint32_t h = 0; h < kv->n_kv_heads; h++, at += kv->head_dim) {
+            uint32_t slot = j->b->slots[r];
+            narrow(j->c, kv->type, kn_kv_row(kv, slot, j->layer, KN_KV_K, h), j->k + at,
+                   kv->head_dim);
+            narrow(j->c, kv->type, kn_kv_row(kv, slot, j->layer, KN_KV_V, h), j->v + at,
+                   kv->head_dim);
+        }
+    }
+}
+
+void cpu_kv_write(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *k,
+                  const float *v)
+{
+    struct kv_job j = {.c = cpu_of(kn), .b = b, .layer = layer, .k = k, .v = v};
+    kn_assert(b->slots);
+    if (b->n_rows == 0)
+        return;
+    const struct kn_kv *kv = b->seqs[b->seq[0]].kv;
+    team_run(j.c->team, write_items, &j, b->n_rows,
+             grain(b->n_rows, (size_t)kv->n_kv_heads * kv->head_dim));
+}
+
+static void hidden_put(const struct kn_cpu *c, const struct kn_kv *kv, uint32_t slot,
+                       const float *x)
+{
+    if (kv->type == KN_F32) {
+        memcpy(kn_kv_hidden(kv, slot), x, kv->d_hidden * sizeof *x);
+        return;
+    }
+    float scale = kn_kv_scale_for(c->vec->max_abs(x, kv->d_hidden));
+    c->vec->narrow(kn_kv_hidden(kv, slot), x, kv->d_hidden, 1.0f / scale);
+    *kn_kv_hidden_scale(kv, slot) = scale;
+}
+
+static void hidden_write_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct kv_job *j = ctx;
+    for (uint32_t r = first; r < end; r++) {
+        const struct kn_kv *kv = j->b->seqs[j->b->seq[r]].kv;
+        if (kv->d_hidden > 0)
+            hidden_put(j->c, kv, j->b->slots[r], j->k + (size_t)r * j->d);
+    }
+}
+
+void cpu_hidden_write(struct kn *kn, const struct kn_batch *b, const float *x)
+{
+    struct kv_job j = {.c = cpu_of(kn), .b = b, .k = x};
+    kn_assert(b->slots);
+    for (uint32_t i = 0; i < b->n_seqs; i++) /* one model: one width wherever rows are kept */
+        j.d = KN_MAX(j.d, b->seqs[i].kv->d_hidden);
+    if (j.d > 0)
+        team_run(j.c->team, hidden_write_items, &j, b->n_rows, grain(b->n_rows, j.d));
+}
+
+static void hidden_read_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct kv_job *j = ctx;
+    for (uint32_t r = first; r < end; r++) {
+        const struct kn_kv *kv = j->b->seqs[j->b->seq[r]].kv;
+        float *out = j->ret + (size_t)r * j->d;
+        kn_assert(kv->d_hidden == j->d);
+        widen(j->c, kv->type, out, kn_kv_hidden(kv, j->slots[r]), j->d);
+        float scale = kv->type == KN_F16 ? *kn_kv_hidden_scale(kv, j->slots[r]) : 1.0f;
+        for (uint32_t i = 0; i < j->d; i++)
+            out[i] *= scale;
+    }
+}
+
+void cpu_hidden_read(struct kn *kn, const struct kn_batch *b, const uint32_t *row_slots, float *out)
+{
+    struct kv_job j = {.c = cpu_of(kn), .b = b, .slots = row_slots, .ret = out};
+    if (b->n_rows == 0)
+        return;
+    j.d = b->seqs[b->seq[0]].kv->d_hidden;
+    team_run(j.c->team, hidden_read_items, &j, b->n_rows, grain(b->n_rows, j.d));
+}
+
+static void keys_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    const struct kv_job *j = ctx;
+    const struct kn_kv *kv = j->s->kv;
+    for (uint32_t i = first; i < end; i++) {
+        float *ret = j->ret + (size_t)i * kv->n_kv_heads * kv->head_dim;
+        for (uint32_t h = 0; h < kv->n_kv_heads; h++, ret += kv->head_dim)
+            widen(j->c, kv->type, ret,
+                  kn_kv_row(kv, j->s->slots[j->first + i], j->layer, KN_KV_K, h), kv->head_dim);
+    }
+}
+
+void cpu_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32_t first,
+                   uint32_t count, float *ret)
+{
+    struct kv_job j = {.c = cpu_of(kn), .s = s, .layer = layer, .first = first, .ret = ret};
+    const struct kn_kv *kv = s->kv;
+    kn_assert(first <= s->n && count <= s->n - first && layer < kv->n_layers);
+    team_run(j.c->team, keys_items, &j, count, grain(count, (size_t)kv->n_kv_heads * kv->head_dim));
+}

@@ -1,0 +1,112 @@
+/* simd_avx512.h: the few vector operations that attn_body.h and vec_body.h are written in, 16
+ * lanes. vf_max and vf_min give their second argument if one is NaN. */
+#ifndef BACKCAST_SIMD_AVX512_H
+#define BACKCAST_SIMD_AVX512_H
+#include <immintrin.h>
+#include <stdint.h>
+
+#define VF_N 16
+#define SIMD_QUERIES 6 /* x 4 registers of accumulators, of 32 */
+typedef __m512 vf;
+
+static inline vf vf_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+static inline void vf_store(float *p, vf v)
+{
+    _mm512_storeu_ps(p, v);
+}
+static inline vf vf_set1(float f)
+{
+    return _mm512_set1_ps(f);
+}
+static inline vf vf_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+static inline vf vf_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+static inline vf vf_abs(vf a)
+{
+    return _mm512_abs_ps(a);
+}
+static inline vf vf_round(vf a)
+{
+    return _mm512_roundscale_ps(a, 0);
+}
+/* a * 2^n, n integral */
+static inline vf vf_scale2(vf a, vf n)
+{
+    return _mm512_scalef_ps(a, n);
+}
+static inline vf vf_load_half(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+static inline void vf_store_half(uint16_t *p, vf v)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline float vf_sum(vf v)
+{
+    return _mm512_reduce_add_ps(v);
+}
+static inline float vf_top(vf v)
+{
+    return _mm512_reduce_max_ps(v);
+}
+
+/* r[i] lane j <-> r[j] lane i: pairs, quads, then 128-bit quarters. */
+static inline void vf_transpose(vf r[16])
+{
+    vf t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    /* r[4a + c]: quarter q has rows 4a..4a+3 of column 4q + c */
+    for (int c = 0; c < 4; c++) {
+        vf lo01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x44);
+        vf hi01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xee);
+        vf lo23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x44);
+        vf hi23 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xee);
+        t[c] = _mm512_shuffle_f32x4(lo01, lo23, 0x88);
+        t[4 + c] = _mm512_shuffle_f32x4(lo01, lo23, 0xdd);
+        t[8 + c] = _mm512_shuffle_f32x4(hi01, hi23, 0x88);
+        t[12 + c] = _mm512_shuffle_f32x4(hi01, hi23, 0xdd);
+    }
+    for (int i = 0; i < 16; i++)
+        r[i] = t[i];
+}
+
+#include "simd_math.h"
+#endif

@@ -1,0 +1,88 @@
+/* simd_scalar.h: the operations that attn_body.h and vec_body.h are written in, one lane. */
+#ifndef BACKCAST_SIMD_SCALAR_H
+#define BACKCAST_SIMD_SCALAR_H
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include "kn_quant.h"
+
+#define VF_N 1
+#define SIMD_QUERIES 2
+typedef float vf;
+
+static inline vf vf_load(const float *p)
+{
+    return *p;
+}
+static inline void vf_store(float *p, vf v)
+{
+    *p = v;
+}
+static inline vf vf_set1(float f)
+{
+    return f;
+}
+static inline vf vf_add(vf a, vf b)
+{
+    return a + b;
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return a - b;
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return a * b;
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return a / b;
+}
+/* a product and a sum: fma() is a slow library call where the processor has none */
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
+static inline vf vf_max(vf a, vf b)
+{
+    return a > b ? a : b;
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return a < b ? a : b;
+}
+static inline vf vf_abs(vf a)
+{
+    return fabsf(a);
+}
+static inline vf vf_round(vf a)
+{
+    return rintf(a);
+}
+static inline vf vf_scale2(vf a, vf n)
+{
+    return n == n ? ldexpf(a, (int)n) : n;
+}
+static inline vf vf_load_half(const uint16_t *p)
+{
+    return kn_f16_to_f32(*p);
+}
+static inline void vf_store_half(uint16_t *p, vf v)
+{
+    *p = kn_f32_to_f16(v);
+}
+static inline float vf_sum(vf v)
+{
+    return v;
+}
+static inline float vf_top(vf v)
+{
+    return v;
+}
+static inline void vf_transpose(vf r[1])
+{
+    (void)r;
+}
+
+#include "simd_math.h"
+#endif

@@ -1,0 +1,131 @@
+/* vec_body.h: row by row operations, written once in the operations of simd_*.h.
+ * vec_{scalar,avx2,avx512}.c include it after CPU_ISA and their simd header.
+ *
+ * An element's value never depends on where it stands: the last, incomplete vector of a run is
+ * padded and takes the same path. Sums over a row have one order, given by the row's length alone.
+ */
+#include <math.h>
+#include <string.h>
+#include "kernels.h"
+
+#define VEC_NAME2(isa) vec_##isa
+#define VEC_NAME(isa) VEC_NAME2(isa)
+
+/* A vector of which only the first n < VF_N values exist. */
+static inline vf load_some(const float *p, size_t n, float fill)
+{
+    float part[VF_N];
+    for (size_t i = 0; i < VF_N; i++)
+        part[i] = i < n ? p[i] : fill;
+    return vf_load(part);
+}
+
+static inline void store_some(float *p, size_t n, vf v)
+{
+    float part[VF_N];
+    vf_store(part, v);
+    memcpy(p, part, n * sizeof *p);
+}
+
+static void rmsnorm(float *out, const float *x, const float *gain, uint32_t d, float eps)
+{
+    vf sum[4] = {vf_set1(0.0f), vf_set1(0.0f), vf_set1(0.0f), vf_set1(0.0f)};
+    uint32_t i = 0, whole = d / VF_N * VF_N;
+    for (; i < whole; i += VF_N) {
+        vf v = vf_load(x + i);
+        sum[i / VF_N % 4] = vf_fma(v, v, sum[i / VF_N % 4]);
+    }
+    if (i < d) {
+        vf v = load_some(x + i, d - i, 0.0f);
+        sum[0] = vf_fma(v, v, sum[0]);
+    }
+    float mean = vf_sum(vf_add(vf_add(sum[0], sum[1]), vf_add(sum[2], sum[3]))) / (float)d;
+    vf inverse = vf_set1(1.0f / sqrtf(mean + eps));
+    for (i = 0; i < whole; i += VF_N)
+        vf_store(out + i, vf_mul(vf_mul(vf_load(x + i), inverse), vf_load(gain + i)));
+    if (i < d)
+        store_some(out + i, d - i,
+                   vf_mul(vf_mul(load_some(x + i, d - i, 0.0f), inverse),
+                          load_some(gain + i, d - i, 0.0f)));
+}
+
+static void rope(const struct rope_row *r, float *x)
+{
+    uint32_t half = r->n_rot / 2;
+    for (uint32_t h = 0; h < r->n_heads; h++, x += r->head_dim) {
+        if (r->norm)
+            rmsnorm(x, x, r->norm, r->head_dim, r->norm_eps);
+        if (r->style == KN_ROPE_PAIRS) {
+            for (uint32_t i = 0; i < half; i++) {
+                float a = x[2 * i], b = x[2 * i + 1];
+                x[2 * i] = a * r->cos[i] - b * r->sin[i];
+                x[2 * i + 1] = a * r->sin[i] + b * r->cos[i];
+            }
+            continue;
+        }
+        for (uint32_t i = 0; i < half; i++) {
+            float a = x[i], b = x[i + half];
+            x[i] = a * r->cos[i] - b * r->sin[i];
+            x[i + half] = a * r->sin[i] + b * r->cos[i];
+        }
+    }
+}
+
+static inline vf silu_mul(vf g, vf u)
+{
+    vf e = vf_exp(vf_sub(vf_set1(0.0f), g));
+    return vf_mul(vf_div(g, vf_add(vf_set1(1.0f), e)), u);
+}
+
+static void swiglu(float *out, const float *gate, const float *up, size_t n)
+{
+    size_t i = 0;
+    for (; i + VF_N <= n; i += VF_N)
+        vf_store(out + i, silu_mul(vf_load(gate + i), vf_load(up + i)));
+    if (i < n)
+        store_some(out + i, n - i,
+                   silu_mul(load_some(gate + i, n - i, 0.0f), load_some(up + i, n - i, 0.0f)));
+}
+
+static void max_expsum(const float *x, uint32_t n, float *ret_max, float *ret_sum)
+{
+    vf top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
+    for (uint32_t i = 0; i < n; i += VF_N)
+        top = vf_max(top, i + VF_N <= n ? vf_load(x + i) : load_some(x + i, n - i, -INFINITY));
+    float m = vf_top(top);
+    for (uint32_t i = 0; i < n; i += VF_N) {
+        vf v = i + VF_N <= n ? vf_load(x + i) : load_some(x + i, n - i, -INFINITY);
+        sum = vf_add(sum, vf_exp(vf_sub(v, vf_set1(m))));
+    }
+    *ret_max = m;
+    *ret_sum = vf_sum(sum);
+}
+
+static void widen(float *out, const uint16_t *h, size_t n)
+{
+    size_t i = 0;
+    for (; i + VF_N <= n; i += VF_N)
+        vf_store(out + i, vf_load_half(h + i));
+    for (; i < n; i++)
+        out[i] = kn_f16_to_f32(h[i]);
+}
+
+static void narrow(uint16_t *out, const float *x, size_t n, float scale)
+{
+    size_t i = 0;
+    for (; i + VF_N <= n; i += VF_N)
+        vf_store_half(out + i, vf_mul(vf_load(x + i), vf_set1(scale)));
+    for (; i < n; i++)
+        out[i] = kn_f32_to_f16(x[i] * scale);
+}
+
+static float max_abs(const float *x, size_t n)
+{
+    vf top = vf_set1(0.0f);
+    for (size_t i = 0; i < n; i += VF_N)
+        top = vf_max(top, vf_abs(i + VF_N <= n ? vf_load(x + i) : load_some(x + i, n - i, 0.0f)));
+    return vf_top(top);
+}
+
+const struct vec_kernels VEC_NAME(CPU_ISA) = {rmsnorm, rope,   swiglu, max_expsum,
+                                              widen,   narrow, max_abs};

@@ -1,0 +1,251 @@
+/* workers.c: the team. One word tells the workers whether there is something to do:
+ *
+ *     state   [ epoch : 23 | open : 1 | joined : 8 ]
+ *
+ *   caller: write the loop's fields, next = done = 0, state = epoch + 1 | open      (release)
+ *   worker: sees a new epoch, joins by CAS (joined + 1) while `open` still stands   (acquire)
+ *   both:   take runs from `next` until it passes n_items
+ *   caller: clears `open`, learns how many joined, waits until `done` says they left
+ *
+ * So the caller waits only for workers that really took part: one that is asleep or was put off its
+ * core delays nobody. The fields of a loop are written only when no joined worker is left, and read
+ * only by joined ones: there is no race. An epoch that wraps around while a worker sleeps makes it
+ * miss one loop, which is harmless.
+ *
+ * Waiting: spin for SPIN_US, then sleep on a futex. Between the loops of a pass nobody gets to
+ * sleep; an idle daemon uses no CPU. */
+#include "workers.h"
+#include "kn_assert.h"
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TEAM_MAGIC 0x6b6e7465u
+#define SPIN_US 150
+#define SPINS_PER_LOOK 32 /* pauses between two looks at the clock */
+
+enum { JOINED_MASK = 0xff, OPEN = 0x100, EPOCH_ONE = 0x200 };
+
+struct team {
+    unsigned magic;
+    unsigned n_threads;
+    unsigned n_started; /* pthreads to join; == n_threads - 1 once open */
+    pthread_t threads[TEAM_THREADS_MAX];
+    atomic_bool stop;
+    /* the loop now running: see the rule above */
+    team_fn fn;
+    void *ctx;
+    uint32_t n_items, grain;
+    _Alignas(64) atomic_uint state;
+    atomic_uint sleepers; /* workers in, or on their way into, futex_wait(state) */
+    _Alignas(64) atomic_uint next;
+    _Alignas(64) atomic_uint done;
+    atomic_uint caller_sleeps;
+};
+
+struct worker_arg {
+    struct team *team;
+    unsigned thread;
+};
+
+static void futex_wait(atomic_uint *word, unsigned seen)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
+
+static void futex_wake(atomic_uint *word, int n)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline void cpu_pause(void)
+{
+    __builtin_ia32_pause();
+}
+
+static inline unsigned epoch_of(unsigned state)
+{
+    return state / EPOCH_ONE;
+}
+
+/* Waits until state's epoch differs from `epoch`; returns the state seen. */
+static unsigned state_wait(struct team *t, unsigned epoch)
+{
+    uint64_t end = now_ns() + SPIN_US * 1000;
+    do {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            unsigned s = atomic_load_explicit(&t->state, memory_order_acquire);
+            if (epoch_of(s) != epoch)
+                return s;
+            cpu_pause();
+        }
+    } while (now_ns() < end);
+    /* The kernel compares the word again, so a loop opened after this load is never slept through;
+     * sequential consistency orders the increment before it against team_run's look at sleepers. */
+    atomic_fetch_add(&t->sleepers, 1);
+    unsigned s;
+    while (epoch_of(s = atomic_load(&t->state)) == epoch)
+        futex_wait(&t->state, s);
+    atomic_fetch_sub(&t->sleepers, 1);
+    return s;
+}
+
+static void items_take(struct team *t, unsigned thread)
+{
+    for (;;) {
+        uint32_t first = atomic_fetch_add_explicit(&t->next, t->grain, memory_order_relaxed);
+        if (first >= t->n_items)
+            return;
+        uint32_t end = first + KN_MIN(t->grain, t->n_items - first);
+        t->fn(t->ctx, thread, first, end);
+    }
+}
+
+static void *worker_main(void *p)
+{
+    struct worker_arg arg = *(struct worker_arg *)p;
+    struct team *t = arg.team;
+    free(p);
+    unsigned epoch = 0;
+    for (;;) {
+        unsigned s = state_wait(t, epoch);
+        epoch = epoch_of(s);
+        if (atomic_load(&t->stop))
+            return NULL;
+        while ((s & OPEN) && epoch_of(s) == epoch &&
+               !atomic_compare_exchange_weak_explicit(&t->state, &s, s + 1, memory_order_acq_rel,
+                                                      memory_order_acquire))
+            ;
+        if (!(s & OPEN) || epoch_of(s) != epoch)
+            continue;
+        items_take(t, arg.thread);
+        atomic_fetch_add(&t->done, 1);
+        if (atomic_load(&t->caller_sleeps))
+            futex_wake(&t->done, 1);
+    }
+}
+
+/* Waits until `joined` workers have left the loop. */
+static void done_wait(struct team *t, unsigned joined)
+{
+    uint64_t end = 0;
+    for (;;) {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            if (atomic_load_explicit(&t->done, memory_order_acquire) == joined)
+                return;
+            cpu_pause();
+        }
+        uint64_t now = now_ns();
+        if (end == 0)
+            end = now + SPIN_US * 1000;
+        else if (now >= end)
+            break;
+    }
+    atomic_store(&t->caller_sleeps, 1);
+    unsigned seen;
+    while ((seen = atomic_load(&t->done)) != joined)
+        futex_wait(&t->done, seen);
+    atomic_store(&t->caller_sleeps, 0);
+}
+
+static void loop_open(struct team *t)
+{
+    unsigned s = atomic_load_explicit(&t->state, memory_order_relaxed);
+    atomic_store(&t->state, (epoch_of(s) + 1) * EPOCH_ONE | OPEN);
+    if (atomic_load(&t->sleepers))
+        futex_wake(&t->state, INT_MAX);
+}
+
+void team_run(struct team *t, team_fn fn, void *ctx, uint32_t n_items, uint32_t grain)
+{
+    kn_assert(t && t->magic == TEAM_MAGIC && grain > 0 && n_items < UINT32_MAX / 2);
+    if (n_items == 0)
+        return;
+    if (t->n_threads == 1 || n_items <= grain) {
+        fn(ctx, 0, 0, n_items);
+        return;
+    }
+    t->fn = fn;
+    t->ctx = ctx;
+    t->n_items = n_items;
+    t->grain = grain;
+    atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->done, 0, memory_order_relaxed);
+    loop_open(t);
+    items_take(t, 0);
+    unsigned s = atomic_fetch_and(&t->state, ~(unsigned)OPEN);
+    done_wait(t, s & JOINED_MASK);
+}
+
+unsigned team_size(const struct team *t)
+{
+    return t->n_threads;
+}
+
+static int worker_start(struct team *t, unsigned thread)
+{
+    struct worker_arg *arg = malloc(sizeof *arg);
+    if (!arg)
+        return -1;
+    *arg = (struct worker_arg){t, thread};
+    if (pthread_create(&t->threads[t->n_started], NULL, worker_main, arg) != 0) {
+        free(arg);
+        return -1;
+    }
+    pthread_setname_np(t->threads[t->n_started], "kn-worker");
+    t->n_started++;
+    return 0;
+}
+
+int team_open(struct team **ret, unsigned n_threads)
+{
+    kn_assert(n_threads >= 1 && n_threads <= TEAM_THREADS_MAX);
+    struct team *t = aligned_alloc(64, (sizeof *t + 63) / 64 * 64);
+    if (!t)
+        return -1;
+    *t = (struct team){.magic = TEAM_MAGIC, .n_threads = n_threads};
+    /* signals belong to the caller's threads */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old);
+    int rc = 0;
+    for (unsigned i = 1; i < n_threads && rc == 0; i++)
+        rc = worker_start(t, i);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc != 0) {
+        team_close(&t);
+        return -1;
+    }
+    *ret = t;
+    return 0;
+}
+
+void team_close(struct team **team)
+{
+    struct team *t = *team;
+    if (!t)
+        return;
+    kn_assert(t->magic == TEAM_MAGIC);
+    atomic_store(&t->stop, true);
+    loop_open(t); /* open or not: a worker looks at stop first */
+    for (unsigned i = 0; i < t->n_started; i++)
+        pthread_join(t->threads[i], NULL);
+    t->magic = 0;
+    free(t);
+    *team = NULL;
+}

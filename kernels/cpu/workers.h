@@ -1,0 +1,25 @@
+/* workers.h: a fixed team of threads that shares out loops.
+ *
+ * team_run cuts items 0 .. n_items - 1 in runs of `grain` and lets the caller and the workers take
+ * runs from one counter until none is left. Who computes an item never changes its result (every
+ * item writes its own outputs), so a result does not depend on the number of threads nor on their
+ * speed.
+ *
+ * One thread at a time calls into a team. `thread` in the callback is 0 for the caller, 1 .. n - 1
+ * for the workers: an index for per-thread scratch. */
+#ifndef BACKCAST_CPU_WORKERS_H
+#define BACKCAST_CPU_WORKERS_H
+#include <stdint.h>
+
+#define TEAM_THREADS_MAX 64
+
+struct team;
+typedef void (*team_fn)(void *ctx, unsigned thread, uint32_t first, uint32_t end);
+
+/* n_threads counts the caller: 1 starts no thread. 0, or -1 (memory, threads) with *ret untouched.
+ */
+int team_open(struct team **ret, unsigned n_threads);
+void team_close(struct team **team);
+unsigned team_size(const struct team *team);
+void team_run(struct team *team, team_fn fn, void *ctx, uint32_t n_items, uint32_t grain);
+#endif
