@@ -34,11 +34,18 @@
 
 enum { JOINED_MASK = 0xff, OPEN = 0x100, EPOCH_ONE = 0x200 };
 
+/* Workers never allocate: an allocator would set up a heap for each. */
+struct worker_arg {
+    struct team *team;
+    unsigned thread;
+};
+
 struct team {
     unsigned magic;
     unsigned n_threads;
     unsigned n_started; /* pthreads to join; == n_threads - 1 once open */
     pthread_t threads[TEAM_THREADS_MAX];
+    struct worker_arg args[TEAM_THREADS_MAX];
     atomic_bool stop;
     /* the loop now running: see the rule above */
     team_fn fn;
@@ -49,11 +56,6 @@ struct team {
     _Alignas(64) atomic_uint next;
     _Alignas(64) atomic_uint done;
     atomic_uint caller_sleeps;
-};
-
-struct worker_arg {
-    struct team *team;
-    unsigned thread;
 };
 
 static void futex_wait(atomic_uint *word, unsigned seen)
@@ -118,9 +120,8 @@ static void items_take(struct team *t, unsigned thread)
 
 static void *worker_main(void *p)
 {
-    struct worker_arg arg = *(struct worker_arg *)p;
-    struct team *t = arg.team;
-    free(p);
+    const struct worker_arg *arg = p;
+    struct team *t = arg->team;
     unsigned epoch = 0;
     for (;;) {
         unsigned s = state_wait(t, epoch);
@@ -133,7 +134,7 @@ static void *worker_main(void *p)
             ;
         if (!(s & OPEN) || epoch_of(s) != epoch)
             continue;
-        items_take(t, arg.thread);
+        items_take(t, arg->thread);
         atomic_fetch_add(&t->done, 1);
         if (atomic_load(&t->caller_sleeps))
             futex_wake(&t->done, 1);
@@ -199,14 +200,10 @@ unsigned team_size(const struct team *t)
 
 static int worker_start(struct team *t, unsigned thread)
 {
-    struct worker_arg *arg = malloc(sizeof *arg);
-    if (!arg)
-        return -1;
+    struct worker_arg *arg = &t->args[thread];
     *arg = (struct worker_arg){t, thread};
-    if (pthread_create(&t->threads[t->n_started], NULL, worker_main, arg) != 0) {
-        free(arg);
+    if (pthread_create(&t->threads[t->n_started], NULL, worker_main, arg) != 0)
         return -1;
-    }
     pthread_setname_np(t->threads[t->n_started], "kn-worker");
     t->n_started++;
     return 0;
