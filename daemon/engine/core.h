@@ -129,7 +129,7 @@ struct session {
     struct scoring scoring;
     struct uid_turn *turns;
     uint64_t turn[2];
-    uint32_t pick_n; /* sched_pick: rows of this pass */
+    uint32_t pick_n; /* rows of the pass that is being made; 0: none */
 
     uint64_t prunes, dropped, tokens_in, tokens_out, prune_micros, last_use_us;
     uint64_t prunes_at_end, dropped_at_end;
@@ -251,7 +251,8 @@ void batch_forward(struct engine *en);
 
 /* pressure.c: step 3 and 7 */
 void pressure_reserve(struct engine *en);
-/* Bytes of pages that n more rows of s take: BC_EBUDGET with the numbers if the daemon lacks them. */
+/* Whether the daemon has the pages for more rows of s, once idle caches have given back what they do
+ * not fill: BC_EBUDGET with the numbers if not. */
 int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e);
 void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
                  uint32_t keep);

@@ -44,14 +44,15 @@ static int encode_raw(struct command *c, struct err *e)
     return BC_OK;
 }
 
-/* Only a user's turn asks for an answer; a system or assistant text is put down and nothing more.
- * An empty user text goes on with an answer that was cut: nothing to render. */
+/* A user's turn asks for an answer, an assistant's text is the beginning of one, a system message is
+ * put down and nothing more. An empty user text goes on with an answer that was cut: nothing to
+ * render. */
 static int encode_chat(struct command *c, struct err *e)
 {
     const char *role = c->u.generate.role[0] != '\0' ? c->u.generate.role : "user";
     bool user = strcmp(role, "user") == 0, answer = user && c->u.generate.opt.max_tokens > 0;
     c->u.generate.chat_after = c->u.generate.chat;
-    if (!user)
+    if (strcmp(role, "system") == 0)
         c->u.generate.opt.max_tokens = 0;
     if (user && c->u.generate.len == 0)
         return BC_OK;

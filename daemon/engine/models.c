@@ -255,6 +255,7 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
         log_warn("engine.models", "%s: %s", m->path, m->err.text);
         return;
     }
+    m->err = (struct err){0}; /* keys that are looked for and may be absent leave their traces */
     const struct model_info *mi = model_info(m->model);
     if (m->name[0] == '\0')
         snprintf(m->name, sizeof m->name, "%s", mi->name);

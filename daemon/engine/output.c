@@ -88,7 +88,8 @@ static bool deliver_prompt(struct engine *en, const struct batch *b, const struc
         return false;
     q->decode_us = clock_us();
     q->phase = REQUEST_DECODE;
-    if (p->trigger == EVICT_ON_PREFILL_END && seqcache_count(s->cache) > p->keep)
+    if (p->trigger == EVICT_ON_PREFILL_END && q->n > q->lead && /* a prompt, no continuation */
+        seqcache_count(s->cache) > p->keep)
         prune_start(en, s, PRUNE_PREFILL_END, p->keep);
     return true;
 }

@@ -26,7 +26,7 @@ static uint64_t bytes_needed(const struct session *s, uint64_t rows)
     return (uint64_t)seqcache_pages_needed(s->cache, n) * pool_page_bytes(s->pool);
 }
 
-int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e)
+static int pages_fit(struct engine *en, const struct session *s, uint64_t rows, struct err *e)
 {
     uint64_t need = bytes_needed(s, rows), held = models_held(en);
     uint64_t left = en->page_budget > held ? en->page_budget - held : 0;
@@ -51,6 +51,15 @@ static void compact_idle(struct engine *en)
         if (s->pick_n == 0 && !promised && !s->prune.active && !s->scoring.active)
             seqcache_compact(s->cache);
     }
+}
+
+int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e)
+{
+    int rc = pages_fit(en, s, rows, e);
+    if (rc == BC_OK)
+        return rc;
+    compact_idle(en);
+    return pages_fit(en, s, rows, e);
 }
 
 /* ---- prunes ---- */
@@ -221,10 +230,6 @@ static void gate_pages(struct engine *en, struct batch_entry *b)
     b->n = BC_MIN(b->n, budget_room(evict_params(s->ev), seqcache_count(s->cache)));
     bc_assert(b->n > 0);
     int rc = pressure_fits(en, s, b->n, &e);
-    if (rc < 0) {
-        compact_idle(en);
-        rc = pressure_fits(en, s, b->n, &e);
-    }
     if (rc == BC_OK)
         rc = seqcache_reserve(s->cache, b->n, &e);
     if (rc < 0)

@@ -121,8 +121,6 @@ static void pick_prompts(struct engine *en, struct model_ref *m, uint32_t *rows,
 
 void sched_pick(struct engine *en)
 {
-    for (uint32_t i = 0; i < en->n_sessions; i++)
-        en->list[i]->pick_n = 0;
     for (struct model_ref *m = en->models; m != NULL; m = m->next) {
         struct batch *b = &m->batch;
         b->n_entries = b->n_rows = b->n_outs = b->n_queries = 0;
@@ -189,9 +187,11 @@ static int pass(struct model_ref *m, struct err *e)
 {
     struct batch *b = &m->batch;
     uint32_t n_seqs = 0;
-    for (uint32_t i = 0; i < b->n_entries; i++)
+    for (uint32_t i = 0; i < b->n_entries; i++) {
         if (b->entries[i].n > 0)
             entry_fill(b, &b->entries[i], n_seqs++);
+        b->entries[i].s->pick_n = 0; /* its slots are taken */
+    }
     if (b->n_rows == 0)
         return BC_OK;
     struct kn_batch rows = {.n_rows = b->n_rows,
