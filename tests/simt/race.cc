@@ -1,0 +1,15 @@
+/* race.cc */
+#include "race.h"
+
+namespace simt
+{
+void race_launch() {}
+void race_block(uint64_t) {}
+void race_barrier() {}
+void race_warp_sync(uint32_t) {}
+void race_access(const void *, size_t, enum access) {}
+bool race_active()
+{
+    return false;
+}
+} // namespace simt
