@@ -20,7 +20,7 @@ struct smollm2_limits {
 };
 
 struct smollm2 {
-    const char *backend;
+    const char *backend, *isa;
     struct smollm2_limits limits;
     struct rig rig;
     struct rseq seq;
@@ -51,6 +51,7 @@ static inline void smollm2_open(struct smollm2 *w)
     struct rig_options o = {
         .model = path,
         .backend = w->backend,
+        .isa = w->isa,
         .max_rows = 512,
         .max_out = 64,
         .kv_type = KN_F32,
