@@ -134,6 +134,30 @@ enum lie {
     N_LIES
 };
 
+/* Words of shared memory that no honest daemon stores. */
+static void cursor_lie(struct fake_session *s, enum lie lie)
+{
+    struct record_head h = {.len = 60000, .type = RECORD_TOKENS, .seq = 1};
+
+    switch (lie) {
+    case LIE_TAIL_BACK:
+        atomic_store(&s->d2c->tail, UINT64_MAX - 15);
+        break;
+    case LIE_TAIL_FAR:
+        atomic_store(&s->d2c->tail, s->size + 16);
+        break;
+    case LIE_TAIL_ODD:
+        atomic_store(&s->d2c->tail, 24);
+        break;
+    case LIE_HEADER:
+        memcpy(s->d2c->data, &h, sizeof(h));
+        atomic_store(&s->d2c->tail, 64);
+        break;
+    default:
+        fake_give_up(__FILE__, __LINE__, "a lie of that name");
+    }
+}
+
 static void tell_lie(struct fake_session *s, enum lie lie)
 {
     struct record_tokens t = {0, 1u << 30, 4};
@@ -142,7 +166,6 @@ static void tell_lie(struct fake_session *s, enum lie lie)
     struct record_scores r = {.offset = 0, .total = 4, .n_rows = 4};
     struct record_end e = {.text_len = 9};
     struct record_lost lost = {.first_seq = 900, .count = 1};
-    struct record_head h = {.len = 60000, .type = RECORD_TOKENS, .seq = 1};
     char zeroes[96] = {0};
 
     switch (lie) {
@@ -190,25 +213,13 @@ static void tell_lie(struct fake_session *s, enum lie lie)
         s->out.seq = 41;
         fake_text(s, "x");
         return;
-    case LIE_TAIL_BACK:
-        atomic_store(&s->d2c->tail, UINT64_MAX - 15);
-        break;
-    case LIE_TAIL_FAR:
-        atomic_store(&s->d2c->tail, s->size + 16);
-        break;
-    case LIE_TAIL_ODD:
-        atomic_store(&s->d2c->tail, 24);
-        break;
-    case LIE_HEADER:
-        memcpy(s->d2c->data, &h, sizeof(h));
-        atomic_store(&s->d2c->tail, 64);
-        break;
     case LIE_CLOSED:
         atomic_store(&s->d2c->error, -BACKCAST_EPROTOCOL);
         atomic_store(&s->d2c->state, RING_CLOSED);
         break;
-    case N_LIES:
-        return;
+    default:
+        cursor_lie(s, lie);
+        break;
     }
     send(s->bell, "!", 1, MSG_NOSIGNAL);
 }

@@ -1,0 +1,142 @@
+/* cli.h: what every family of commands shares: the two tables (options, commands), exit codes, and
+ * the link to a daemon.
+ *
+ *   argv -> args_parse (options table) -> struct args -> command's function -> exit code
+ *
+ * The tables in args.c and main.c are the whole of the command line: the parser, `backcast help` and
+ * the man page's lists come from them. Text and results go to stdout, everything else to stderr.
+ */
+#ifndef BACKCAST_CLI_H
+#define BACKCAST_CLI_H
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include "backcast.h"
+#include "base.h"
+
+enum cli_exit { CLI_FINE = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_INTERRUPTED = 130 };
+
+/* A size on the command line: bytes (64MiB) or tokens (512t); both zero: not given. */
+struct size_arg {
+    uint64_t bytes;
+    uint32_t tokens;
+};
+
+/* Everything the options can say. Zeroed, then filled with the library's defaults. */
+struct args {
+    bool json, help;
+    const char *socket;    /* NULL: the usual places, then a private daemon where allowed */
+    const char *model;     /* name or path */
+    const char *file;      /* -f: the prompt, or the text that goes before it */
+    const char *system;    /* system message */
+    const char *text_file; /* demo: the long text */
+    const char *threads;   /* private daemon: its threads, as backcastd takes them */
+    const char *kv_memory; /* private daemon: its kv_memory */
+    bool raw, quiet, no_start, force, link, special, plain, pieces, bos, keys, tensors;
+    uint32_t interval, count;
+    struct size_arg budget;
+    struct backcast_session_options session;
+    struct backcast_generate_options generate;
+    const char *stops[8];
+    char **rest; /* what is not an option */
+    int n_rest;
+};
+
+/* Which options a command takes: bits of struct option_row.groups. */
+enum option_group {
+    OPT_ALL = 1,       /* --json, --help */
+    OPT_LINK = 2,      /* --socket */
+    OPT_MODEL = 4,     /* --model */
+    OPT_SESSION = 8,   /* what a session is opened with */
+    OPT_GENERATE = 16, /* how an answer is made */
+    OPT_PROMPT = 32,   /* run: -f, --raw; run and chat: --system */
+    OPT_START = 64,    /* the private daemon */
+    OPT_KEEP = 128,    /* --keep-tokens alone */
+    OPT_PULL = 256,
+    OPT_TOKENIZE = 512,
+    OPT_DETOKENIZE = 1024,
+    OPT_INSPECT = 2048,
+    OPT_TOP = 4096,
+    OPT_DEMO = 8192,
+    OPT_FILE = 16384,
+};
+
+struct command_row {
+    const char *name;
+    unsigned groups;        /* enum option_group */
+    int rest_min, rest_max; /* arguments that are not options; -1: any number */
+    const char *usage;      /* after the name */
+    const char *brief;      /* one line */
+    const char *more;       /* a paragraph for `help NAME`; may be "" */
+    int (*run)(struct args *a);
+};
+
+/* ---- args.c */
+
+/* Parses argv after the command's name into *ret (which it sets up first). On a mistake it prints
+ * one sentence to stderr and returns CLI_USAGE. */
+int args_parse(const struct command_row *cmd, int argc, char **argv, struct args *ret);
+void args_print_options(FILE *f,
+                        unsigned groups); /* the options of these groups, with their help */
+bool size_parse(const char *text, struct size_arg *ret); /* "512t", "64MiB", "1.5GiB", "4096" */
+/* The session options with model, budget and name as a session needs them. A model that is a file
+ * here becomes an absolute path (buf, of len bytes). */
+const struct backcast_session_options *args_session(struct args *a, char *buf, size_t len);
+
+/* ---- main.c */
+const struct command_row *command_find(const char *name);
+
+/* ---- say.c: what people read, on stderr */
+
+void say(const char *fmt, ...) __attribute__((format(printf, 1, 2))); /* "backcast: ..." */
+/* The library's sentence for the last failure on c, with code, field and amounts. */
+void say_failure(const backcast *c, int err, const char *doing);
+void say_err(const struct err *e, const char *doing);
+bool tty_out(void);
+bool tty_err(void);
+const char *paint(bool on, const char *sgr); /* escape sequence, or "" where colour is off */
+/* "63.7 MiB" into buf (>= 24 bytes); returns buf. */
+const char *bytes_text(uint64_t bytes, char *buf);
+const char *micros_text(uint64_t micros, char *buf); /* "3.1 ms", >= 24 bytes */
+/* One redrawn line on a terminal's stderr; nothing where stderr is none. */
+void bar_draw(const char *what, uint64_t done, uint64_t total, const char *unit);
+void bar_clear(void);
+
+/* ---- sig.c: Ctrl-C */
+
+/* From here the first SIGINT (or SIGTERM) is only counted, the second ends the program with 130. */
+void interrupt_watch(void);
+int interrupt_count(void);
+void interrupt_reset(void);
+
+/* ---- link.c: a daemon to talk to */
+
+struct link {
+    backcast *c;
+    struct private_daemon *own; /* NULL: a daemon was listening */
+};
+/* Connects; where `may_start` and nobody listens, starts a private daemon and says so. Prints its own
+ * sentence on failure. Returns a cli_exit. */
+int link_open(struct link *ret, const struct args *a, bool may_start);
+void link_close(struct link *l);
+/* The number or name of a session to its id; prints a sentence if there is none. */
+bool session_find(backcast *c, const char *text, uint64_t *ret);
+
+/* ---- the commands */
+int cmd_run(struct args *a);
+int cmd_chat(struct args *a);
+int cmd_ls(struct args *a);
+int cmd_stat(struct args *a);
+int cmd_top(struct args *a);
+int cmd_budget(struct args *a);
+int cmd_prune(struct args *a);
+int cmd_close(struct args *a);
+int cmd_scores(struct args *a);
+int cmd_tokenize(struct args *a);
+int cmd_detokenize(struct args *a);
+int cmd_inspect(struct args *a);
+int cmd_pull(struct args *a);
+int cmd_models(struct args *a);
+int cmd_doctor(struct args *a);
+int cmd_demo(struct args *a);
+#endif

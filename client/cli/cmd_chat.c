@@ -1,0 +1,387 @@
+/* cmd_chat.c: chat: a conversation, with line editing and history on a terminal (libedit), line by
+ * line from a pipe otherwise. Lines that begin with / are commands of the chat itself.
+ *
+ * History: $XDG_STATE_HOME/backcast/history (default ~/.local/state/backcast/history), 0600.
+ */
+#include <errno.h>
+#include <histedit.h>
+#include <limits.h>
+#include <locale.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "cli.h"
+#include "models.h"
+#include "watch.h"
+
+#define HISTORY_LINES 1000
+#define MESSAGE_BYTES_MAX (16u << 20)
+
+struct chat_ui {
+    struct args *a;
+    struct link link;
+    struct watch w;
+    backcast_session *s;
+    bool tty, quit, more; /* more: inside a message of several lines */
+    EditLine *el;
+    History *hist;
+    HistEvent he;
+    char history_path[PATH_MAX];
+    char *line; /* getline's */
+    size_t line_cap;
+    int exit;
+};
+
+/* ---- lines */
+
+static char *prompt_text(EditLine *el)
+{
+    struct chat_ui *ui = NULL;
+    static char first[] = "> ", next[] = ". ";
+    el_get(el, EL_CLIENTDATA, &ui);
+    return ui->more ? next : first;
+}
+
+static void history_open(struct chat_ui *ui)
+{
+    struct err e = {0};
+    char dir[PATH_MAX - 16];
+
+    if (xdg_dir("XDG_STATE_HOME", ".local/state", dir, sizeof(dir), &e) < 0 ||
+        make_dirs(dir, &e) < 0) {
+        say_err(&e, "no history is kept");
+        return;
+    }
+    snprintf(ui->history_path, sizeof(ui->history_path), "%s/history", dir);
+    history(ui->hist, &ui->he, H_LOAD, ui->history_path); /* missing: an empty one */
+}
+
+static int lines_open(struct chat_ui *ui)
+{
+    ui->tty = isatty(STDIN_FILENO) != 0 && tty_out();
+    if (!ui->tty)
+        return CLI_FINE;
+    setlocale(LC_CTYPE, ""); /* libedit reads characters, not bytes */
+    ui->el = el_init("backcast", stdin, stdout, stderr);
+    ui->hist = history_init();
+    if (ui->el == NULL || ui->hist == NULL) {
+        say("chat: the line editor does not start");
+        return CLI_FAILED;
+    }
+    history(ui->hist, &ui->he, H_SETSIZE, HISTORY_LINES);
+    history(ui->hist, &ui->he, H_SETUNIQUE, 1);
+    history_open(ui);
+    el_set(ui->el, EL_CLIENTDATA, ui);
+    el_set(ui->el, EL_PROMPT, prompt_text);
+    el_set(ui->el, EL_EDITOR, "emacs");
+    el_set(ui->el, EL_HIST, history, ui->hist);
+    el_set(ui->el, EL_SIGNAL, 0);
+    el_source(ui->el, NULL);
+    return CLI_FINE;
+}
+
+static void lines_close(struct chat_ui *ui)
+{
+    if (ui->hist != NULL && ui->history_path[0] != '\0') {
+        mode_t old = umask(077);
+        history(ui->hist, &ui->he, H_SAVE, ui->history_path);
+        umask(old);
+    }
+    if (ui->el != NULL)
+        el_end(ui->el);
+    if (ui->hist != NULL)
+        history_end(ui->hist);
+    free(ui->line);
+}
+
+/* The next line without its end; NULL: no more. *again: Ctrl-C emptied it. */
+static const char *line_read(struct chat_ui *ui, bool *again)
+{
+    *again = false;
+    if (ui->tty) {
+        int n = 0;
+        const char *s = el_gets(ui->el, &n);
+        if (interrupt_count() > 0) {
+            interrupt_reset();
+            el_reset(ui->el);
+            fputs("\n", stdout);
+            *again = true;
+            return "";
+        }
+        if (s == NULL || n <= 0)
+            return NULL;
+        if (s[0] != '\n')
+            history(ui->hist, &ui->he, H_ENTER, s);
+        free(ui->line);
+        ui->line = strndup(s, strcspn(s, "\n"));
+        return ui->line;
+    }
+    ssize_t n = getline(&ui->line, &ui->line_cap, stdin);
+    if (n < 0)
+        return NULL;
+    if (n > 0 && ui->line[n - 1] == '\n')
+        ui->line[n - 1] = '\0';
+    return ui->line;
+}
+
+/* A message: a line, or several joined by a backslash at each end. Malloced; NULL: the end. */
+static char *message_read(struct chat_ui *ui)
+{
+    char *all = NULL;
+    size_t len = 0;
+
+    ui->more = false;
+    for (;;) {
+        bool again;
+        const char *line = line_read(ui, &again);
+        if (again) {
+            free(all);
+            all = NULL;
+            len = 0;
+            ui->more = false;
+            continue;
+        }
+        if (line == NULL)
+            return all;
+        size_t n = strlen(line);
+        bool more = n > 0 && line[n - 1] == '\\';
+        char *grown = len + n > MESSAGE_BYTES_MAX ? NULL : realloc(all, len + n + 2);
+        if (grown == NULL) {
+            free(all);
+            say("chat: the message is too long");
+            return NULL;
+        }
+        all = grown;
+        memcpy(all + len, line, n + 1);
+        len += n;
+        if (!more)
+            return all;
+        all[len - 1] = '\n';
+        ui->more = true;
+    }
+}
+
+/* ---- commands inside */
+
+static void do_budget(struct chat_ui *ui, const char *arg)
+{
+    struct backcast_session_info info;
+    struct size_arg size;
+    char b[24];
+
+    if (arg[0] != '\0') {
+        if (!size_parse(arg, &size)) {
+            say("/budget: '%s' is not a size: bytes (64MiB) or tokens (512t)", arg);
+            return;
+        }
+        int rc = backcast_session_budget(ui->s, size.bytes, size.tokens, 0);
+        if (rc < 0) {
+            say_failure(ui->w.c, rc, "/budget");
+            return;
+        }
+        watch_drain(&ui->w, 0);
+    }
+    backcast_session_info(ui->s, &info);
+    fprintf(stderr, "budget %u tokens (%s), keep %u\n", info.budget_tokens,
+            bytes_text(info.budget_bytes, b), info.keep_tokens);
+}
+
+static void do_prune(struct chat_ui *ui, const char *arg)
+{
+    int rc = backcast_session_prune(ui->s, (uint32_t)strtoul(arg, NULL, 10));
+    if (rc < 0)
+        say_failure(ui->w.c, rc, "/prune");
+    else
+        watch_drain(&ui->w, 0);
+}
+
+/* Every run of dropped tokens, with its words where they are known. */
+static void do_forgotten(struct chat_ui *ui, const char *arg)
+{
+    const struct transcript *t = ui->w.t;
+    uint64_t n = transcript_tokens(t), gone = 0;
+    char words[400];
+
+    (void)arg;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t first = i;
+        while (i < n && transcript_dropped(t, i))
+            i++;
+        if (i == first)
+            continue;
+        struct backcast_range r = {first, i - first};
+        gone += r.count;
+        if (transcript_words(t, r, words, sizeof(words)))
+            printf("%llu..%llu  %s\n", (unsigned long long)first, (unsigned long long)(i - 1),
+                   words);
+        else
+            printf("%llu..%llu\n", (unsigned long long)first, (unsigned long long)(i - 1));
+    }
+    fprintf(stderr, "%llu of %llu tokens are forgotten\n", (unsigned long long)gone,
+            (unsigned long long)n);
+}
+
+static void do_scores(struct chat_ui *ui, const char *arg)
+{
+    struct backcast_score *rows = NULL;
+    struct backcast_session_info info;
+    size_t n = 0;
+    int rc = backcast_session_scores(ui->s, &rows, &n);
+
+    (void)arg;
+    if (rc < 0) {
+        say_failure(ui->w.c, rc, "/scores");
+        return;
+    }
+    backcast_session_info(ui->s, &info);
+    scores_print(ui->a, rows, n, transcript_tok(ui->w.t), info.policy);
+    free(rows);
+}
+
+static void do_stat(struct chat_ui *ui, const char *arg)
+{
+    struct backcast_stats st;
+    char live[24], held[24], time[24];
+    int rc = backcast_stats(ui->w.c, &st);
+
+    (void)arg;
+    if (rc < 0) {
+        say_failure(ui->w.c, rc, "/stat");
+        return;
+    }
+    for (size_t i = 0; i < st.n_sessions; i++) {
+        const struct backcast_session_stat *s = &st.sessions[i];
+        if (s->id != backcast_session_id(ui->s))
+            continue;
+        printf("session %llu, %s, policy %s: %u of %u tokens cached, %s live, %s held, %llu in, "
+               "%llu out, %llu prunes dropped %llu in %s\n",
+               (unsigned long long)s->id, s->model, s->policy, s->tokens, s->budget_tokens,
+               bytes_text(s->bytes_live, live), bytes_text(s->bytes_held, held),
+               (unsigned long long)s->tokens_in, (unsigned long long)s->tokens_out,
+               (unsigned long long)s->prunes, (unsigned long long)s->tokens_dropped,
+               micros_text(s->prune_micros, time));
+    }
+}
+
+static void do_system(struct chat_ui *ui, const char *arg)
+{
+    if (arg[0] == '\0') {
+        say("/system: the text of the system message is missing");
+        return;
+    }
+    ui->w.silent = true;
+    watch_send(&ui->w, "system", arg, strlen(arg), &ui->a->generate);
+    ui->w.silent = false;
+}
+
+static void do_quit(struct chat_ui *ui, const char *arg)
+{
+    (void)arg;
+    ui->quit = true;
+}
+
+static void do_help(struct chat_ui *ui, const char *arg);
+
+static const struct inside {
+    const char *name, *arg, *help;
+    void (*run)(struct chat_ui *ui, const char *arg);
+} insides[] = {
+    {"/budget", "[SIZE]", "show or set the ceiling of the cache (512t, 64MiB)", do_budget},
+    {"/forgotten", "", "what was dropped", do_forgotten},
+    {"/scores", "", "each cached token with its surprise", do_scores},
+    {"/prune", "[KEEP]", "prune now", do_prune},
+    {"/stat", "", "this session's figures", do_stat},
+    {"/system", "TEXT", "the system message (before the first message)", do_system},
+    {"/help", "", "this list", do_help},
+    {"/quit", "", "end (so does Ctrl-D)", do_quit},
+};
+
+static void do_help(struct chat_ui *ui, const char *arg)
+{
+    (void)ui;
+    (void)arg;
+    for (size_t i = 0; i < ARRAY_LEN(insides); i++)
+        fprintf(stderr, "  %-11s %-7s %s\n", insides[i].name, insides[i].arg, insides[i].help);
+    fputs("  A backslash at the end of a line goes on with the next line.\n", stderr);
+}
+
+static void inside_run(struct chat_ui *ui, const char *text)
+{
+    size_t n = strcspn(text, " \n");
+
+    for (size_t i = 0; i < ARRAY_LEN(insides); i++)
+        if (strncmp(insides[i].name, text, n) == 0 && insides[i].name[n] == '\0') {
+            insides[i].run(ui, text + n + strspn(text + n, " \n"));
+            return;
+        }
+    say("there is no %.*s (/help lists the commands)", (int)n, text);
+}
+
+/* ---- the conversation */
+
+static void talk(struct chat_ui *ui)
+{
+    char *text;
+
+    while (!ui->quit && (text = message_read(ui)) != NULL) {
+        if (text[0] == '/') {
+            inside_run(ui, text);
+        } else if (text[0] != '\0') {
+            int rc = watch_send(&ui->w, ui->a->raw ? NULL : "user", text, strlen(text),
+                                &ui->a->generate);
+            interrupt_reset();
+            if (rc == CLI_FAILED && !ui->tty) /* nobody is there to try again */
+                ui->exit = CLI_FAILED;
+            if (rc == CLI_FAILED && backcast_next(ui->w.c, &(struct backcast_event){0}, 0) < 0)
+                ui->quit = true; /* the connection is over */
+        }
+        free(text);
+    }
+    if (ui->tty && !ui->quit)
+        putchar('\n');
+}
+
+static int chat_open_session(struct chat_ui *ui)
+{
+    bool old = false;
+    int rc = session_begin(&ui->link, ui->a, &ui->s, &old);
+
+    if (rc == CLI_FINE)
+        rc = watch_open(&ui->w, &ui->link, ui->s, ui->a);
+    if (rc != CLI_FINE)
+        return rc;
+    if (old) {
+        if (!ui->a->quiet)
+            say("going on with %s; what it said last:", ui->a->session.name);
+        watch_drain(&ui->w, 100);
+    } else if (ui->a->system != NULL) {
+        ui->w.silent = true;
+        rc = watch_send(&ui->w, "system", ui->a->system, strlen(ui->a->system), &ui->a->generate);
+        ui->w.silent = false;
+    }
+    return rc;
+}
+
+int cmd_chat(struct args *a)
+{
+    struct chat_ui ui = {.a = a};
+
+    interrupt_watch();
+    int rc = link_open(&ui.link, a, true);
+    if (rc != CLI_FINE)
+        return rc;
+    rc = chat_open_session(&ui);
+    if (rc == CLI_FINE && (rc = lines_open(&ui)) == CLI_FINE) {
+        if (ui.tty && !a->quiet)
+            fputs("/help lists the commands, Ctrl-D ends\n", stderr);
+        talk(&ui);
+        rc = ui.exit;
+    }
+    lines_close(&ui);
+    watch_close(&ui.w);
+    if (a->session.name == NULL)
+        backcast_session_close(&ui.s);
+    link_close(&ui.link);
+    return rc;
+}

@@ -1,0 +1,56 @@
+/* cmd_run.c: run: one prompt, one answer. */
+#include <stdlib.h>
+#include <string.h>
+#include "cli.h"
+#include "input.h"
+#include "watch.h"
+
+static int run_session(const struct link *l, struct args *a, const char *text, size_t len)
+{
+    backcast_session *s = NULL;
+    struct watch w;
+    bool old = false;
+
+    int rc = session_begin(l, a, &s, &old);
+    if (rc != CLI_FINE)
+        return rc;
+    rc = watch_open(&w, l, s, a);
+    if (rc == CLI_FINE && old) {
+        w.silent = true; /* what it said before was shown before */
+        watch_drain(&w, 100);
+    }
+    if (rc == CLI_FINE && a->system != NULL) {
+        w.silent = true;
+        rc = watch_send(&w, "system", a->system, strlen(a->system), &a->generate);
+    }
+    w.silent = false;
+    if (rc == CLI_FINE)
+        rc = watch_send(&w, a->raw ? NULL : "user", text, len, &a->generate);
+    watch_close(&w);
+    if (a->session.name == NULL)
+        backcast_session_close(&s);
+    return rc;
+}
+
+int cmd_run(struct args *a)
+{
+    struct link l;
+    char *text = NULL;
+    size_t len = 0;
+
+    if (a->raw && a->system != NULL) {
+        say("--raw has no system message: put it into the text");
+        return CLI_USAGE;
+    }
+    interrupt_watch();
+    int rc = input_text(a, &text, &len);
+    if (rc != CLI_FINE)
+        return rc;
+    rc = link_open(&l, a, true);
+    if (rc == CLI_FINE) {
+        rc = run_session(&l, a, text, len);
+        link_close(&l);
+    }
+    free(text);
+    return rc;
+}

@@ -1,0 +1,170 @@
+/* cmd_session.c: budget, prune, close, scores: calls about a session by its number or name. */
+#include <stdlib.h>
+#include <string.h>
+#include "cli.h"
+#include "gguf.h"
+#include "json.h"
+#include "watch.h"
+
+/* What a session holds now: the answer to a call that changed it. */
+static int after_print(const struct args *a, backcast *c, uint64_t id, const char *what)
+{
+    struct backcast_stats st;
+    struct json j = json_start(stdout);
+    char live[24], held[24];
+    int rc = backcast_stats(c, &st);
+
+    for (size_t i = 0; rc == 0 && i < st.n_sessions; i++) {
+        const struct backcast_session_stat *s = &st.sessions[i];
+        if (s->id != id)
+            continue;
+        if (!a->json) {
+            printf("session %llu %s: %u tokens cached, budget %u, keep %u, %s live, %s held\n",
+                   (unsigned long long)id, what, s->tokens, s->budget_tokens, s->keep_tokens,
+                   bytes_text(s->bytes_live, live), bytes_text(s->bytes_held, held));
+            return CLI_FINE;
+        }
+        json_open(&j, NULL, '{');
+        json_uint(&j, "session", id);
+        json_uint(&j, "tokens", s->tokens);
+        json_uint(&j, "budget_tokens", s->budget_tokens);
+        json_uint(&j, "budget_bytes", s->budget_bytes);
+        json_uint(&j, "keep_tokens", s->keep_tokens);
+        json_uint(&j, "bytes_live", s->bytes_live);
+        json_uint(&j, "bytes_held", s->bytes_held);
+        json_shut(&j, '}');
+        return CLI_FINE;
+    }
+    if (rc < 0) {
+        say_failure(c, rc, what);
+        return CLI_FAILED;
+    }
+    return CLI_FINE;
+}
+
+int cmd_budget(struct args *a)
+{
+    struct link l;
+    struct size_arg size;
+    uint64_t id;
+
+    if (!size_parse(a->rest[1], &size)) {
+        say("budget: '%s' is not a size: bytes (64MiB) or tokens (512t)", a->rest[1]);
+        return CLI_USAGE;
+    }
+    int rc = link_open(&l, a, false);
+    if (rc != CLI_FINE)
+        return rc;
+    rc = CLI_FAILED;
+    if (session_find(l.c, a->rest[0], &id)) {
+        int err = backcast_budget_by_id(l.c, id, size.bytes, size.tokens, a->session.keep_tokens);
+        if (err < 0)
+            say_failure(l.c, err, "budget");
+        else
+            rc = after_print(a, l.c, id, "has a new budget");
+    }
+    link_close(&l);
+    return rc;
+}
+
+int cmd_prune(struct args *a)
+{
+    struct link l;
+    uint64_t id;
+    int rc = link_open(&l, a, false);
+
+    if (rc != CLI_FINE)
+        return rc;
+    rc = CLI_FAILED;
+    if (session_find(l.c, a->rest[0], &id)) {
+        int err = backcast_prune_by_id(l.c, id, a->session.keep_tokens);
+        if (err < 0)
+            say_failure(l.c, err, "prune");
+        else
+            rc = after_print(a, l.c, id, "is pruned");
+    }
+    link_close(&l);
+    return rc;
+}
+
+int cmd_close(struct args *a)
+{
+    struct link l;
+    struct json j = json_start(stdout);
+    uint64_t id;
+    int rc = link_open(&l, a, false);
+
+    if (rc != CLI_FINE)
+        return rc;
+    rc = CLI_FAILED;
+    if (session_find(l.c, a->rest[0], &id)) {
+        int err = backcast_close_by_id(l.c, id);
+        if (err < 0) {
+            say_failure(l.c, err, "close");
+        } else {
+            rc = CLI_FINE;
+            if (a->json) {
+                json_open(&j, NULL, '{');
+                json_uint(&j, "closed", id);
+                json_shut(&j, '}');
+            } else {
+                printf("session %llu is closed\n", (unsigned long long)id);
+            }
+        }
+    }
+    link_close(&l);
+    return rc;
+}
+
+/* The vocabulary of the session's model, if this user can read its file. */
+static struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
+{
+    struct backcast_stats st;
+    struct gguf *g = NULL;
+    struct tok *t = NULL;
+    const char *model = NULL;
+
+    if (backcast_stats(c, &st) < 0)
+        return NULL;
+    for (size_t i = 0; i < st.n_sessions; i++)
+        if (st.sessions[i].id == id) {
+            model = st.sessions[i].model;
+            snprintf(policy, len, "%s", st.sessions[i].policy);
+        }
+    for (size_t i = 0; model != NULL && i < st.n_models; i++)
+        if (strcmp(st.models[i].name, model) == 0 &&
+            gguf_open(&g, st.models[i].path, NULL) == BC_OK) {
+            tok_open(&t, g, NULL);
+            gguf_close(&g);
+            break;
+        }
+    return t;
+}
+
+int cmd_scores(struct args *a)
+{
+    struct link l;
+    struct backcast_score *rows = NULL;
+    char policy[64] = "";
+    size_t n = 0;
+    uint64_t id;
+    int rc = link_open(&l, a, false);
+
+    if (rc != CLI_FINE)
+        return rc;
+    rc = CLI_FAILED;
+    if (session_find(l.c, a->rest[0], &id)) {
+        struct tok *t = session_tok(l.c, id, policy, sizeof(policy));
+        int err = backcast_scores_by_id(l.c, id, &rows, &n);
+        if (err < 0) {
+            say_failure(l.c, err, "scores");
+        } else {
+            scores_print(a, rows, n, t, policy);
+            rc = CLI_FINE;
+        }
+        tok_close(&t);
+        free(rows);
+    }
+    link_close(&l);
+    return rc;
+}

@@ -1,0 +1,83 @@
+/* link.c: a daemon to talk to: the one that listens, else, where the command may, a private one. */
+#include <stdlib.h>
+#include <string.h>
+#include "cli.h"
+#include "private.h"
+
+static int start_own(struct link *l, const struct args *a)
+{
+    struct private_options opt = {.model = a->model,
+                                  .threads = a->threads,
+                                  .kv_memory = a->kv_memory,
+                                  .bar = !a->quiet};
+    struct err e = {0};
+
+    if (!a->quiet)
+        say("no daemon listens: starting a private one for this command");
+    int rc = private_start(&l->own, &opt, &e);
+    if (rc == BC_ECANCELLED)
+        return CLI_INTERRUPTED;
+    if (rc < 0) {
+        say_err(&e, "private daemon");
+        return CLI_FAILED;
+    }
+    rc = backcast_connect(&l->c, private_socket(l->own));
+    if (rc < 0) {
+        say_failure(NULL, rc, "private daemon");
+        private_stop(&l->own);
+        return CLI_FAILED;
+    }
+    return CLI_FINE;
+}
+
+int link_open(struct link *ret, const struct args *a, bool may_start)
+{
+    struct link l = {NULL, NULL};
+    int rc = backcast_connect(&l.c, a->socket);
+
+    if (rc == BACKCAST_ENOTFOUND && may_start && !a->no_start && a->socket == NULL) {
+        rc = start_own(&l, a);
+        if (rc == CLI_FINE)
+            *ret = l;
+        return rc;
+    }
+    if (rc < 0) {
+        say_failure(NULL, rc, "connect");
+        return CLI_FAILED;
+    }
+    *ret = l;
+    return CLI_FINE;
+}
+
+void link_close(struct link *l)
+{
+    backcast_disconnect(&l->c);
+    private_stop(&l->own);
+}
+
+bool session_find(backcast *c, const char *text, uint64_t *ret)
+{
+    struct backcast_stats st;
+    char *end;
+    int rc;
+
+    if (text[0] >= '0' && text[0] <= '9') {
+        uint64_t id = strtoull(text, &end, 10);
+        if (*end == '\0') {
+            *ret = id;
+            return true;
+        }
+    }
+    rc = backcast_stats(c, &st);
+    if (rc < 0) {
+        say_failure(c, rc, "sessions");
+        return false;
+    }
+    for (size_t i = 0; i < st.n_sessions; i++)
+        if (strcmp(st.sessions[i].name, text) == 0) {
+            *ret = st.sessions[i].id;
+            return true;
+        }
+    say("no session has the name or number '%s' (backcast ls)", text);
+    return false;
+}

@@ -1,0 +1,30 @@
+/* private.h: a backcastd for the life of one command.
+ *
+ *   $XDG_RUNTIME_DIR or $TMPDIR or /tmp
+ *     backcast-PID-XXXXXX/          0700
+ *       backcast.sock               the daemon listens here
+ *       notify                      it says READY=1, STATUS=... here (sd_notify's protocol)
+ *       log                         its stderr
+ *
+ * It dies with the command: asked to by private_stop, and by the kernel (PR_SET_PDEATHSIG) if the
+ * command is killed. It has a session of its own, so Ctrl-C reaches the command alone. What a killed
+ * command left lying is removed by the next private_start. */
+#ifndef BACKCAST_PRIVATE_H
+#define BACKCAST_PRIVATE_H
+#include "base.h"
+
+struct private_daemon;
+
+struct private_options {
+    const char *model;               /* path; NULL: the default model */
+    const char *threads, *kv_memory; /* as backcastd's options take them; NULL: its defaults */
+    bool bar;                        /* show a bar while it loads, if stderr is a terminal */
+};
+/* Starts one and waits until it can serve a prompt. BC_ECANCELLED: Ctrl-C meanwhile. */
+int private_start(struct private_daemon **ret, const struct private_options *opt, struct err *e);
+const char *private_socket(const struct private_daemon *d);
+const char *private_program(const struct private_daemon *d);
+void private_stop(struct private_daemon **d);
+/* Where backcastd is: beside this program, then libexec, then PATH. */
+int private_find(char *buf, size_t len, struct err *e);
+#endif

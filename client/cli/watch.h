@@ -1,0 +1,40 @@
+/* watch.h: one session followed from a prompt to its END, and shown: text to stdout, all else to
+ * stderr, or everything as JSON lines. Shared by run and chat. */
+#ifndef BACKCAST_WATCH_H
+#define BACKCAST_WATCH_H
+#include "cli.h"
+#include "transcript.h"
+
+struct watch {
+    backcast *c;
+    backcast_session *s;
+    const struct args *a;
+    struct transcript *t;
+    bool silent;    /* a system message is put down: nothing to show but errors */
+    bool cancelled; /* Ctrl-C was passed on */
+    bool line_open; /* stdout's terminal line is not ended */
+    bool texted;    /* text has come: what is to be told waits until its end */
+    char *held;     /* malloced; lines about prunes */
+    size_t held_len;
+    uint64_t prunes, dropped, prune_micros; /* since watch_open */
+};
+
+/* Attaches to the session that a->session.name names, or opens one. Says what goes wrong; returns a
+ * cli_exit. *ret_old (may be NULL): it was there already. */
+int session_begin(const struct link *l, struct args *a, backcast_session **ret, bool *ret_old);
+/* Finds the words of the session's model, where its file can be read. */
+int watch_open(struct watch *w, const struct link *l, backcast_session *s, const struct args *a);
+void watch_close(struct watch *w);
+/* Sends a message (role NULL: raw text) and shows what comes until its END. A cli_exit: FINE,
+ * FAILED, or INTERRUPTED (cancelled by Ctrl-C). */
+int watch_send(struct watch *w, const char *role, const char *text, size_t len,
+               const struct backcast_generate_options *opt);
+/* Events that are there, without waiting (of a live budget, of a prune, of an attach). */
+void watch_drain(struct watch *w, int timeout_ms);
+/* "forgot 128 of 512 tokens ..." for one PRUNED event, into buf. */
+void prune_text(const struct transcript *t, const struct backcast_event *ev, char *buf, size_t len);
+void event_json(FILE *f, const struct backcast_event *ev);
+/* The table of scores; tok may be NULL. */
+void scores_print(const struct args *a, const struct backcast_score *rows, size_t n,
+                  struct tok *tok, const char *policy);
+#endif
