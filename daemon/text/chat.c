@@ -4,8 +4,9 @@
  *   reply_close            | system_open    | user_open  TEXT  user_close  | answer_open
  *   or after_end           |  TEXT close    |                              |
  *
- * The texts between are parsed for special tokens, TEXT never is, and all of it is encoded as one text. Only a default system
- * message is encoded by itself, because the caller must know where it ends; a special token or a newline stands there.
+ * The texts between are parsed for special tokens, TEXT never is, and all of it is encoded as one
+ * text. Only a default system message is encoded by itself, because the caller must know where it
+ * ends; a special token or a newline stands there.
  */
 #include "chat_internal.h"
 #include <stdlib.h>

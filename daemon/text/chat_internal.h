@@ -23,16 +23,17 @@ struct chat_template {
     const char *reply_close; /* ends an answer that was cut or given */
     const char *after_end;   /* follows an end token that the model gave */
     const char *think;       /* if the file's template has this, answer_open gains "<think>\n" */
-    const char *
-        fallback; /* if the file's template has a literal text between this and reply_close's end token, that is the
-                                system message where the client gives none */
+    /* if the file's template has a literal text between this and "<|im_end|>", that is the system
+     * message where the client gives none */
+    const char *fallback;
     unsigned flags;
 };
 
 const struct chat_template *chat_template_at(unsigned i); /* NULL past the end */
 /* The first that fits the text of a file's template; NULL: none. */
 const struct chat_template *chat_template_match(const char *text, size_t len);
-/* The literal text in a template behind `open` and a newline, up to `close`, unescaped. Malloced; NULL: there is none. */
+/* The literal text in a template behind `open` and a newline, up to `close`, unescaped. Malloced;
+ * NULL: there is none. */
 char *chat_literal(const char *text, size_t len, const char *open, const char *close);
 bool chat_contains(const char *text, size_t len, const char *fragment);
 #endif

@@ -1,8 +1,10 @@
-/* chat_templates.c: the conversation formats that are known, and how to tell them from a file's template text.
+/* chat_templates.c: the conversation formats that are known, and how to tell them from a file's
+ * template text.
  *
- * A file carries its format as a Jinja program. Running programs from files is no good idea; there are few formats, and their
- * characteristic fragments tell them apart. The first row whose fragments fit counts, so special cases stand above general ones.
- * To add a format: a row here, a conversation in tests/unit/test_chat.c.
+ * A file carries its format as a Jinja program. Running programs from files is no good idea; there
+ * are few formats, and their characteristic fragments tell them apart. The first row whose
+ * fragments fit counts, so special cases stand above general ones. To add a format: a row here, a
+ * conversation in tests/unit/test_chat.c.
  */
 #include "chat_internal.h"
 #include <stdlib.h>
@@ -10,8 +12,8 @@
 
 #define BAR "\xef\xbd\x9c" /* U+FF5C, DeepSeek's vertical bar */
 #define HEADER(role) "<|start_header_id|>" role "<|end_header_id|>\n\n"
-/* Llama 3.1 and later put these lines before any system message. The template's own fixed date is kept, not today's: the same
- * conversation gives the same tokens on any day. */
+/* Llama 3.1 and later put these lines before any system message. The template's own fixed date is
+ * kept, not today's: the same conversation gives the same tokens on any day. */
 #define LLAMA31_DATES "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 
 static const struct chat_template templates[] = {

@@ -1,7 +1,8 @@
 /* detok.c: ids to text as they come, whole characters at a time.
  *
  *   wait | piece      what is a valid character goes out; bytes that can be no character go out as
- * they are; the start of a character whose rest may still come (at most 3 bytes) waits
+ *                     they are; the start of a character whose rest may still come (at most
+ *                     3 bytes) waits
  */
 #include "tok_internal.h"
 #include "utf8.h"

@@ -1,10 +1,12 @@
 /* tok.c: opens a vocabulary from the GGUF keys tokenizer.ggml.*, checks all of it, and answers
  * about ids.
  *
- *   model        "gpt2" (byte-level BPE: merges, pre) or "llama" (SentencePiece-style: scores, byte
- * tokens) tokens       the pieces, by id;   token_type: enum tok_type, all normal if absent
- *   bos_token_id, eos_token_id, eot_token_id, eom_token_id, unknown_token_id; add_bos_token;
- * add_space_prefix
+ *   model             "gpt2" (byte-level BPE: merges, pre) or "llama" (SentencePiece-style: scores,
+ *                     byte tokens)
+ *   tokens            the pieces, by id
+ *   token_type        enum tok_type; all normal if absent
+ *   X_token_id        bos, eos, eot, eom, unknown
+ *   add_bos_token, add_space_prefix
  *
  * Files are careless about the types of turn markers ("<|im_end|>" as a normal or user-defined
  * piece), so the known ones count as control tokens whatever the file says: message text must never
@@ -329,12 +331,18 @@ static int open_spm(struct tok *t, const struct gguf *g, struct err *e)
     return rc;
 }
 
+/* A byte's token, if its text is that byte: in some files the stand-in of a byte that no UTF-8 has
+ * is a user-defined token that means the stand-in itself. */
 static int open_bpe(struct tok *t, const struct gguf *g, struct err *e)
 {
     for (unsigned b = 0; b < 256; b++) {
         char byte = (char)b, name[2];
         int32_t id = index_find(t, name, alphabet_encode(&byte, 1, name));
-        t->byte_id[b] = id >= 0 && type_merges(t->types[id]) ? id : -1;
+        if (id < 0 || !type_merges(t->types[id]))
+            continue;
+        struct gguf_str s = pack_at(&t->pieces, (uint32_t)id);
+        if (s.len == 1 && (uint8_t)s.s[0] == b)
+            t->byte_id[b] = id;
     }
     return merges_build(t, g, e);
 }

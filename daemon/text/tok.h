@@ -31,9 +31,9 @@ bool tok_is_special(const struct tok *t, int32_t id);
 /* The id of a piece exactly as stored in the file; -1: none. */
 int32_t tok_find(const struct tok *t, const char *piece, size_t len);
 
-/* Encodes bytes, any bytes: what is not UTF-8 is encoded byte by byte, never refused or lost. (A byte
- * that the vocabulary has no token for becomes U+FFFD or the unknown token.) Nothing is added in
- * front. parse_special: the text of special tokens becomes their ids; else it is ordinary text.
+/* Encodes bytes, any bytes: what is not UTF-8 is encoded byte by byte, never refused or lost. (A
+ * byte that the vocabulary has no token for becomes U+FFFD or the unknown token.) Nothing is added
+ * in front. parse_special: the text of special tokens becomes their ids; else it is ordinary text.
  * *ret is malloced (caller frees), *ret_n its length. BC_EINVALID: len > TOK_TEXT_MAX. */
 #define TOK_TEXT_MAX (64u << 20)
 struct tok_flags {

@@ -1,9 +1,9 @@
 /* tok_encode.c: text to ids.
  *
- *   text -> special tokens | raw text        by longest match from the left
- *   raw  -> words                            BPE: the splitter, around bytes that are not UTF-8;
- * SentencePiece: before spaces word -> ids                              a small cache, else
- * tok_merge.c
+ *   text -> special tokens | raw text    by longest match from the left
+ *   raw  -> words                        BPE: the splitter, around bytes that are not UTF-8;
+ *                                        SentencePiece: before spaces
+ *   word -> ids                          a small cache, else tok_merge.c
  *
  * Words repeat so much that the cache (direct-mapped, 256 KiB, gone at the end of the call) carries
  * most of the speed. Words longer than TOK_WORD_MAX are cut there: nothing is lost, and a hostile
@@ -180,7 +180,8 @@ static int raw(struct enc *x, const char *s, size_t n, bool prefix)
     return x->t->spm ? spm_raw(x, s, n, prefix && x->t->space_prefix) : bpe_raw(x, s, n);
 }
 
-/* Special tokens are looked for inside each part alone; raw text runs on from one part into the next. */
+/* Special tokens are looked for inside each part alone; raw text runs on from one part into the
+ * next. */
 static int encode(struct enc *x, const char *text, const struct tok_part *parts, size_t n_parts,
                   bool prefix)
 {

@@ -1,10 +1,10 @@
 /* tok_index.c: three look-ups over a vocabulary.
  *
- *   piece -> id            open addressing, seeded hash
- *   (left, right) -> merge the same
- *   text -> special token  special tokens sorted by bytes: one byte of text narrows a range of
- * them, and the last one met that ends there is the longest match. No special token costs more than
- * its length.
+ *   piece -> id              open addressing, seeded hash
+ *   (left, right) -> merge   the same
+ *   text -> special token    special tokens sorted by bytes: each byte of text narrows a range of
+ *                            them, and the last one that ends on the way is the longest match. No
+ *                            special token costs more than its length.
  */
 #include "tok_internal.h"
 #include <stdlib.h>

@@ -1,9 +1,12 @@
 /* tok_internal.h: the vocabulary as tok*.c share it.
  *
- *   tok.c         opens and checks a vocabulary, answers about ids     tok_index.c   piece, merge
- * and special-token look-ups tok_split.c   text to words, by the file's splitter tok_merge.c   word
- * to ids: the pair-merging loop tok_encode.c  text to ids: special tokens, words, cache detok.c ids
- * to text
+ *   tok.c          opens and checks a vocabulary, answers about ids
+ *   tok_index.c    piece, merge and special-token look-ups
+ *   tok_alphabet.c the byte alphabet of byte-level BPE files
+ *   tok_split.c    text to words, by the file's splitter
+ *   tok_merge.c    word to ids: the pair-merging loop
+ *   tok_encode.c   text to ids: special tokens, words, cache
+ *   detok.c        ids to text
  */
 #ifndef BACKCAST_TOK_INTERNAL_H
 #define BACKCAST_TOK_INTERNAL_H

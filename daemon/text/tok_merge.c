@@ -1,7 +1,8 @@
 /* tok_merge.c: one word to ids, by joining neighbours, best first.
  *
  *   symbols   h  e  l  l  o      a doubly linked list over the word's bytes (BPE) or characters
- * (SentencePiece) heap      (rank, left) of every pair that may join
+ *                                (SentencePiece)
+ *   heap      (rank, left)       of every pair that may join
  *
  * Popping the best pair joins it, unlinks its right half and offers the two new neighbours. An
  * entry is stale when the two symbols no longer cover as many bytes as when it was pushed. n log n

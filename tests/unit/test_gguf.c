@@ -1,69 +1,15 @@
 /* The GGUF reader: real files read right, and every recorded way to lie refused with a reason.
  *
- * Crafted files are written by a small builder below, one per fault; then the tiny model is cut at
+ * Crafted files are written by gguf_build.h, one per fault; then the tiny model is cut at
  * 200 places and its header corrupted 2,000 times: the answer must be an error or a handle whose
  * every field can be read (the sanitizer builds watch).
  */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
+#include "gguf_build.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "gguf.h"
 
 #define TINY TEST_VECTORS "/tiny-llama.gguf"
-
-/* ---- a builder of files ------------------------------------------------------------------------
- */
-
-struct file {
-    uint8_t b[8192];
-    size_t n;
-};
-
-static void put(struct file *f, const void *p, size_t n)
-{
-    assert_true(f->n + n <= sizeof f->b);
-    memcpy(f->b + f->n, p, n);
-    f->n += n;
-}
-
-static void put32(struct file *f, uint32_t v)
-{
-    put(f, &v, sizeof v);
-}
-static void put64(struct file *f, uint64_t v)
-{
-    put(f, &v, sizeof v);
-}
-
-static void put_str(struct file *f, const char *s)
-{
-    put64(f, strlen(s));
-    put(f, s, strlen(s));
-}
-
-static void head(struct file *f, uint32_t version, uint64_t n_tensors, uint64_t n_keys)
-{
-    f->n = 0;
-    put(f, "GGUF", 4);
-    put32(f, version);
-    put64(f, n_tensors);
-    put64(f, n_keys);
-}
-
-static void key32(struct file *f, const char *name, uint32_t kind, uint32_t v)
-{
-    put_str(f, name);
-    put32(f, kind);
-    put32(f, v);
-}
 
 static void tensor(struct file *f, const char *name, uint32_t type, uint64_t n, uint64_t offset)
 {
@@ -591,22 +537,6 @@ static void test_tensor_place(void **state)
 
 /* ---- damage ------------------------------------------------------------------------------------
  */
-
-static uint8_t *slurp(const char *path, size_t *ret_n)
-{
-    FILE *in = fopen(path, "rb");
-    assert_non_null(in);
-    assert_int_equal(fseek(in, 0, SEEK_END), 0);
-    long n = ftell(in);
-    assert_true(n > 0);
-    rewind(in);
-    uint8_t *b = malloc((size_t)n);
-    assert_non_null(b);
-    assert_int_equal(fread(b, 1, (size_t)n, in), n);
-    fclose(in);
-    *ret_n = (size_t)n;
-    return b;
-}
 
 static void test_cut(void **state)
 {
