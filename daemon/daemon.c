@@ -1,0 +1,345 @@
+/* daemon.c: see daemon.h. */
+#include "daemon.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "clock.h"
+#include "log.h"
+
+/* ---- configuration -> options of the layers */
+
+static struct server_limits limits_of(const struct config *c)
+{
+    return (struct server_limits){.connections = c->limits_connections,
+                                  .sessions = c->limits_sessions,
+                                  .requests = c->limits_requests,
+                                  .queued_bytes = c->limits_queued_bytes,
+                                  .ring_bytes = c->limits_ring_bytes,
+                                  .frames_per_second = (uint32_t)c->limits_frames_per_second,
+                                  .max_tokens = (uint32_t)c->limits_max_tokens};
+}
+
+static struct server_defaults defaults_of(const struct config *c)
+{
+    struct server_defaults d = {
+        .budget_tokens = c->session_budget.tokens,
+        .budget_bytes = c->session_budget.bytes,
+        .keep = (uint32_t)c->session_keep,
+        .span = (uint32_t)c->session_span,
+        .min_gap = (uint32_t)c->session_min_gap,
+        .frozen = c->session_frozen == CONFIG_AUTO ? UINT32_MAX : (uint32_t)c->session_frozen,
+        .recent = c->session_recent == CONFIG_AUTO ? -1 : (int64_t)c->session_recent,
+        .span_quantile = (float)c->session_span_quantile,
+        .max_tokens = (uint32_t)c->session_max_tokens,
+    };
+    snprintf(d.policy, sizeof d.policy, "%s", c->session_policy);
+    snprintf(d.score, sizeof d.score, "%s", c->session_score);
+    snprintf(d.trigger, sizeof d.trigger, "%s", c->session_trigger);
+    snprintf(d.kv_type, sizeof d.kv_type, "%s", c->session_kv_type);
+    return d;
+}
+
+/* ---- loading, in a thread of its own: the loop answers Hello meanwhile */
+
+static void on_progress(void *arg, const char *model, uint64_t done, uint64_t total)
+{
+    struct daemon *d = arg;
+    char status[200];
+    int percent = total > 0 ? (int)(done * 100 / total) : 0;
+    if (percent < d->load_percent + 5 && percent != 100)
+        return;
+    d->load_percent = percent;
+    snprintf(status, sizeof status, "Loading %.100s: %d %%", model, percent);
+    notify_status(d->opt.parent_fd, status);
+}
+
+static void *loader_main(void *arg)
+{
+    struct daemon *d = arg;
+    const struct config *c = d->opt.config;
+    struct engine_model_path models[CONFIG_MODELS_MAX];
+    for (size_t i = 0; i < c->n_models; i++)
+        models[i] = (struct engine_model_path){c->models[i].name, c->models[i].path,
+                                               c->models[i].chat_template[0] != '\0'
+                                                   ? c->models[i].chat_template
+                                                   : NULL};
+    struct engine_options eo = {
+        .backend = c->daemon_backend,
+        .isa = c->daemon_isa[0] != '\0' ? c->daemon_isa : NULL,
+        .threads = (uint32_t)c->daemon_threads,
+        .default_model = d->opt.model_path,
+        .default_model_name = d->opt.model_name,
+        .models = models,
+        .n_models = c->n_models,
+        .kv_memory = c->memory_kv_memory.bytes,
+        .session_budget = c->session_budget.bytes,
+        .max_tokens_default = (uint32_t)c->session_max_tokens,
+        .wake = server_wake,
+        .wake_arg = d->server,
+        .progress = on_progress,
+        .progress_arg = d,
+    };
+    int rc = engine_open(&d->load_engine, &eo, &d->load_err);
+    if (rc == BC_OK && (rc = engine_start(d->load_engine, &d->load_err)) < 0)
+        engine_close(&d->load_engine);
+    d->load_err.code = rc;
+    uv_async_send(&d->loaded);
+    return NULL;
+}
+
+static void daemon_stop(struct daemon *d, const char *why);
+
+static void on_loaded(uv_async_t *handle)
+{
+    struct daemon *d = handle->data;
+    char status[256];
+    pthread_join(d->loader, NULL);
+    d->loader_runs = false;
+    if (d->load_err.code < 0) {
+        log_error("daemon", "%s: %s", d->opt.model_path, d->load_err.text);
+        notify_failed(d->opt.parent_fd, d->load_err.text);
+        d->exit_code = EXIT_FAILURE;
+        daemon_stop(d, "the model could not be loaded");
+        return;
+    }
+    d->engine = d->load_engine;
+    d->state = DAEMON_SERVING;
+    server_engine(d->server, d->engine);
+    snprintf(status, sizeof status, "Serving %.90s on %.107s", engine_default_model(d->engine),
+             d->opt.listener.path);
+    log_info("daemon", "%s", status);
+    notify_ready(d->opt.parent_fd, status);
+}
+
+/* ---- the way down */
+
+/* Without waiting for anybody: no lock, no handle, no byte on disk depends on a clean end. */
+_Noreturn static void daemon_leave(struct daemon *d)
+{
+    listen_close(&d->opt.listener);
+    _exit(d->exit_code);
+}
+
+static void close_if_open(uv_handle_t *h)
+{
+    if (h->type != UV_UNKNOWN_HANDLE && !uv_is_closing(h))
+        uv_close(h, NULL);
+}
+
+/* The engine is down (or never was up): the loop runs until every handle has closed. */
+static void daemon_finish(struct daemon *d)
+{
+    server_flush(d->server);
+    server_close(d->server);
+    for (size_t i = 0; i < ARRAY_LEN(d->signals); i++)
+        close_if_open((uv_handle_t *)&d->signals[i]);
+    close_if_open((uv_handle_t *)&d->loaded);
+    close_if_open((uv_handle_t *)&d->stopped);
+    close_if_open((uv_handle_t *)&d->deadline);
+    close_if_open((uv_handle_t *)&d->parent);
+}
+
+static void *stopper_main(void *arg)
+{
+    struct daemon *d = arg;
+    engine_stop(d->engine); /* waits for the pass that is under way */
+    uv_async_send(&d->stopped);
+    return NULL;
+}
+
+static void on_stopped(uv_async_t *handle)
+{
+    struct daemon *d = handle->data;
+    pthread_join(d->stopper, NULL);
+    daemon_finish(d);
+}
+
+static void on_deadline(uv_timer_t *handle)
+{
+    struct daemon *d = handle->data;
+    log_warn("daemon", "the engine did not stop in %d ms: ending without it", DAEMON_STOP_MS);
+    daemon_leave(d);
+}
+
+static void daemon_stop(struct daemon *d, const char *why)
+{
+    MAGIC_OK(d, DAEMON_MAGIC);
+    if (d->state == DAEMON_STOPPING || d->loader_runs) {
+        log_info("daemon", "%s: ending at once", why);
+        notify_stopping(d->opt.parent_fd);
+        daemon_leave(d); /* a load cannot be called back; a second signal will not wait */
+    }
+    log_info("daemon", "%s: stopping", why);
+    notify_stopping(d->opt.parent_fd);
+    d->state = DAEMON_STOPPING;
+    server_drain(d->server);
+    if (d->engine == NULL) {
+        daemon_finish(d);
+        return;
+    }
+    uv_timer_start(&d->deadline, on_deadline, DAEMON_STOP_MS, 0);
+    if (pthread_create(&d->stopper, NULL, stopper_main, d) != 0)
+        daemon_leave(d);
+}
+
+static void on_fatal(void *arg, const struct err *e)
+{
+    struct daemon *d = arg;
+    log_error("daemon", "the device failed: %s", e->text);
+    d->exit_code = DAEMON_EXIT_DEVICE;
+    if (d->state != DAEMON_STOPPING)
+        daemon_stop(d, "fatal error");
+}
+
+/* ---- SIGHUP */
+
+static void daemon_reload(struct daemon *d)
+{
+    struct config now;
+    struct config_command cmd;
+    struct config_change changes[64];
+    struct err e;
+    if (config_read(&now, d->opt.argc, d->opt.argv, d->opt.available, &cmd, &e) < 0) {
+        log_error("daemon", "SIGHUP: %s; nothing has changed", e.text);
+        return;
+    }
+    size_t n = config_compare(d->opt.config, &now, changes, ARRAY_LEN(changes));
+    for (size_t i = 0; i < n; i++)
+        log_info("daemon", "SIGHUP: [%s] %s %s", changes[i].section, changes[i].key,
+                 changes[i].live ? "applied" : "needs a restart");
+    if (now.n_models != d->opt.config->n_models)
+        log_info("daemon", "SIGHUP: [model.NAME] sections need a restart");
+    if (log_setup(now.daemon_log, &e) < 0)
+        log_error("daemon", "SIGHUP: %s", e.text);
+    struct server_limits l = limits_of(&now);
+    struct server_defaults def = defaults_of(&now);
+    server_configure(d->server, &l, &def);
+    log_info("daemon", "SIGHUP: %zu changes", n);
+    /* Paths of models stay with the engine: the old list lives on. */
+    for (size_t i = 0; i < now.n_models; i++)
+        free(now.models[i].path);
+    memcpy(now.models, d->opt.config->models, sizeof now.models);
+    now.n_models = d->opt.config->n_models;
+    d->opt.config->n_models = 0;
+    config_free(d->opt.config);
+    *d->opt.config = now;
+}
+
+static void on_signal(uv_signal_t *handle, int signum)
+{
+    struct daemon *d = handle->data;
+    if (signum == SIGHUP)
+        daemon_reload(d);
+    else
+        daemon_stop(d, signum == SIGTERM ? "SIGTERM" : "SIGINT");
+}
+
+/* The other end was closed, by will or by death. */
+static void on_parent(uv_poll_t *handle, int status, int events)
+{
+    struct daemon *d = handle->data;
+    char bytes[64];
+    ssize_t n = status == 0 && (events & UV_READABLE) != 0
+                    ? read(d->opt.parent_fd, bytes, sizeof bytes)
+                    : 0;
+    if (n > 0)
+        return; /* words of a parent mean nothing */
+    uv_poll_stop(handle);
+    if (d->state != DAEMON_STOPPING)
+        daemon_stop(d, "the parent has gone");
+}
+
+/* ---- start */
+
+static const char *model_name_at(void *arg, unsigned i)
+{
+    struct daemon *d = arg;
+    return i < d->names.n ? d->names.names[i] : NULL;
+}
+
+static bool model_path_of(void *arg, const char *name, char *ret, size_t size)
+{
+    struct daemon *d = arg;
+    for (size_t i = 0; i < d->opt.config->n_models; i++)
+        if (strcmp(d->opt.config->models[i].name, name) == 0)
+            return false; /* the engine knows it */
+    if (strcmp(name, d->opt.model_name) == 0)
+        return false;
+    return paths_model(name, ret, size);
+}
+
+static int signals_start(struct daemon *d)
+{
+    static const int numbers[3] = {SIGTERM, SIGINT, SIGHUP};
+    int rc = 0;
+    for (size_t i = 0; i < 3; i++) {
+        rc |= uv_signal_init(&d->loop, &d->signals[i]);
+        d->signals[i].data = d;
+        rc |= uv_signal_start(&d->signals[i], on_signal, numbers[i]);
+    }
+    return rc;
+}
+
+static int parent_start(struct daemon *d, struct err *e)
+{
+    if (d->opt.parent_fd < 0)
+        return BC_OK;
+    if (uv_poll_init(&d->loop, &d->parent, d->opt.parent_fd) < 0)
+        return err_set(e, BC_EINVALID, "parent-fd", "--parent-fd %d is no pipe or socket",
+                       d->opt.parent_fd);
+    d->parent.data = d;
+    uv_poll_start(&d->parent, UV_READABLE | UV_DISCONNECT, on_parent);
+    return BC_OK;
+}
+
+int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err *e)
+{
+    *d = (struct daemon){.magic = DAEMON_MAGIC, .opt = *opt, .load_percent = -5};
+    struct server_options so = {.loop = &d->loop,
+                                .listener = &d->opt.listener,
+                                .limits = limits_of(opt->config),
+                                .defaults = defaults_of(opt->config),
+                                .default_model = d->opt.model_name,
+                                .model_name = model_name_at,
+                                .model_path = model_path_of,
+                                .arg = d,
+                                .fatal = on_fatal};
+    int rc = paths_names(opt->config, &d->names, e);
+    if (rc < 0)
+        goto fail;
+    if (uv_loop_init(&d->loop) < 0 || signals_start(d) < 0 ||
+        uv_async_init(&d->loop, &d->loaded, on_loaded) < 0 ||
+        uv_async_init(&d->loop, &d->stopped, on_stopped) < 0 ||
+        uv_timer_init(&d->loop, &d->deadline) < 0) {
+        rc = err_set(e, BC_EIO, "", "the event loop could not be made");
+        goto fail;
+    }
+    d->loaded.data = d->stopped.data = d->deadline.data = d;
+    if ((rc = parent_start(d, e)) < 0 || (rc = server_open(&d->server, &so, e)) < 0)
+        goto fail;
+    if (pthread_create(&d->loader, NULL, loader_main, d) != 0) {
+        rc = err_set(e, BC_ENOMEM, "", "no thread for loading");
+        goto fail;
+    }
+    d->loader_runs = true;
+    return BC_OK;
+fail:
+    notify_failed(opt->parent_fd, e->text);
+    listen_close(&d->opt.listener);
+    return rc;
+}
+
+int daemon_run(struct daemon *d)
+{
+    MAGIC_OK(d, DAEMON_MAGIC);
+    uv_run(&d->loop, UV_RUN_DEFAULT);
+    server_free(&d->server);
+    if (d->engine != NULL)
+        engine_close(&d->engine);
+    listen_close(&d->opt.listener);
+    int rc = uv_loop_close(&d->loop);
+    bc_assert(rc == 0);
+    paths_names_free(&d->names);
+    config_free(d->opt.config);
+    return d->exit_code;
+}

@@ -1,0 +1,66 @@
+/* daemon.h: the running daemon: loop, signals, the thread that loads the model, the way down.
+ *
+ *   daemon_start          loop, server (Hello is answered at once), loader thread
+ *      '-- loaded ------> server_engine, READY=1
+ *      '-- SIGHUP ------> configuration again: what can change while running does
+ *      '-- SIGTERM, SIGINT, parent gone, fatal error
+ *            '----------> STOPPING=1, nobody new, requests end with RETRY, rings are filled, closed
+ *   daemon_run returns the exit code: 0, 1 (could not start), 70 (the device failed)
+ */
+#ifndef BACKCAST_DAEMON_H
+#define BACKCAST_DAEMON_H
+#include <pthread.h>
+#include "config.h"
+#include "engine.h"
+#include "ipc.h"
+#include "paths.h"
+
+#define DAEMON_MAGIC 0x6461656du
+#define DAEMON_STOP_MS 4000 /* then the process ends without the engine's consent */
+#define DAEMON_EXIT_DEVICE 70
+
+struct daemon_options {
+    struct config *config; /* becomes the daemon's */
+    struct listener listener;
+    int argc; /* for reading the configuration again */
+    char **argv;
+    int parent_fd;
+    uint64_t available; /* memory at start */
+    char model_path[CONFIG_PATH_MAX], model_name[96];
+};
+
+enum daemon_state { DAEMON_LOADING, DAEMON_SERVING, DAEMON_STOPPING };
+
+struct daemon {
+    unsigned magic;
+    struct daemon_options opt;
+    struct paths_names names;
+    uv_loop_t loop;
+    struct server *server;
+    struct engine *engine;
+    enum daemon_state state;
+    int exit_code;
+    uv_signal_t signals[3];
+    uv_async_t loaded, stopped;
+    uv_timer_t deadline;
+    uv_poll_t parent;
+    pthread_t loader, stopper;
+    bool loader_runs;
+    /* the loader's, until `loaded` */
+    struct engine *load_engine;
+    struct err load_err;
+    int load_percent;
+};
+
+/* Takes opt's config and listener, also on failure. */
+int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err *e);
+int daemon_run(struct daemon *d);
+
+/* ---- notify.c: the service manager, and the parent of a private daemon */
+void notify_ready(int parent_fd, const char *status);
+void notify_status(int parent_fd, const char *status);
+void notify_stopping(int parent_fd);
+void notify_failed(int parent_fd, const char *why);
+/* The inherited descriptor called "control"; -1: none. Others are closed, with a warning. */
+int notify_listen_fd(void);
+#endif

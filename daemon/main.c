@@ -1,0 +1,95 @@
+/* main.c: backcastd: start order and stop order, nothing else.
+ *
+ * configuration -> log -> process limits -> model file -> socket -> loop (daemon_start,
+ * daemon_run)
+ *   -> engine closed -> socket gone
+ *
+ * Exit codes: 0 stopped in good order; 1 could not start (a sentence on stderr says why); 2 usage;
+ * 70 the device failed: the service manager starts it again. */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include "daemon.h"
+#include "env.h"
+#include "log.h"
+
+#define EXIT_USAGE 2
+
+static void process_prepare(void)
+{
+    struct rlimit rl;
+    signal(SIGPIPE, SIG_IGN); /* whoever goes away is noticed by EPIPE and by the loop */
+    umask(0077);
+    if (getrlimit(RLIMIT_NOFILE, &rl) == 0) { /* three descriptors a session */
+        rl.rlim_cur = rl.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &rl);
+    }
+}
+
+static int socket_open(const struct config *c, struct listener *ret, struct err *e)
+{
+    char path[CONFIG_PATH_MAX];
+    int fd = notify_listen_fd();
+    if (fd >= 0)
+        return listen_inherit(ret, fd, e);
+    paths_socket(c, path, sizeof path);
+    struct listen_options lo = {.path = path,
+                                .mode = (mode_t)c->daemon_socket_mode,
+                                .group = c->daemon_socket_group};
+    return listen_open(ret, &lo, e);
+}
+
+static int say(const struct config *c, enum config_action action)
+{
+    if (action == CONFIG_HELP)
+        config_help(stdout);
+    else if (action == CONFIG_VERSION)
+        printf("backcastd " BACKCAST_DAEMON_VERSION "\n");
+    else
+        config_print(c, stdout);
+    return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+static int fail(const struct daemon_options *o, const struct err *e)
+{
+    log_error("daemon", "%s", e->text);
+    notify_failed(o->parent_fd, e->text);
+    return EXIT_FAILURE;
+}
+
+int main(int argc, char **argv)
+{
+    static struct daemon d;
+    struct config c;
+    struct config_command cmd;
+    struct err e;
+    struct daemon_options o = {.config = &c, .argc = argc, .argv = argv, .parent_fd = -1};
+
+    o.available = env_memory();
+    if (config_read(&c, argc, argv, o.available, &cmd, &e) < 0) {
+        log_error("daemon", "%s", e.text);
+        return EXIT_USAGE;
+    }
+    o.parent_fd = cmd.parent_fd;
+    if (cmd.action != CONFIG_RUN) {
+        int rc = say(&c, cmd.action);
+        config_free(&c);
+        return rc;
+    }
+    if (log_setup(c.daemon_log, &e) < 0)
+        return fail(&o, &e);
+    process_prepare();
+    if (paths_default_model(&c, o.model_path, sizeof o.model_path, o.model_name,
+                            sizeof o.model_name, &e) < 0 ||
+        socket_open(&c, &o.listener, &e) < 0)
+        return fail(&o, &e);
+    log_info("daemon", "memory for caches: %llu MiB of %llu MiB available",
+             (unsigned long long)c.memory_kv_memory.bytes >> 20,
+             (unsigned long long)o.available >> 20);
+    if (daemon_start(&d, &o, &e) < 0) {
+        log_error("daemon", "%s", e.text);
+        return EXIT_FAILURE;
+    }
+    return daemon_run(&d);
+}

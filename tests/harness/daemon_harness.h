@@ -1,0 +1,38 @@
+/* daemon_harness.h: a real backcastd of the test's own, on a private socket in a folder of its own.
+ *
+ *     struct dh *d = dh_start("tiny-llama.gguf", NULL);
+ *     backcast_connect(&c, d->socket); ...
+ *     dh_stop(&d);                 SIGTERM; asserts that it ended by itself within 5 s with code 0
+ *
+ * It is ready when dh_start returns and ends with the test, even if the test is killed. Under a
+ * sanitizer a leak or a race makes dh_stop fail, and the daemon's log goes to stderr. Failures are
+ * cmocka's. */
+#ifndef BACKCAST_DAEMON_HARNESS_H
+#define BACKCAST_DAEMON_HARNESS_H
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct dh {
+    pid_t pid;
+    int parent_fd; /* its end is the daemon's --parent-fd */
+    char dir[40], socket[64], log[64];
+};
+
+/* model: a file of tests/vectors, or a path with a '/'. args: more options, NULL-terminated, or
+ * NULL.
+ */
+struct dh *dh_start(const char *model, const char *const *args);
+void dh_stop(struct dh **d);
+/* Started, but not waited for: returns its exit code within 20 s. For starts that must fail. */
+int dh_start_fails(const char *const *args, char *ret_log, size_t size);
+/* Waits until it has ended; its wait status. */
+int dh_wait(struct dh *d, unsigned timeout_ms);
+void dh_free(struct dh **d); /* after dh_wait: removes the folder */
+bool dh_alive(const struct dh *d);
+unsigned dh_fds(const struct dh *d);                   /* open descriptors of the daemon */
+uint64_t dh_rss(const struct dh *d);                   /* bytes */
+bool dh_log_has(const struct dh *d, const char *text); /* anywhere in its log so far */
+/* Polls `what` until it is true: 1, or time is over: 0. */
+int dh_until(bool (*what)(void *arg), void *arg, unsigned timeout_ms);
+#endif
