@@ -100,7 +100,7 @@ int evict_resolve(const struct evict_request *r, size_t page_bytes, uint64_t def
         return rc;
     p.score = score == 1 ? EVICT_LOGPROB : EVICT_LOGIT;
     p.trigger = trigger == 1 ? EVICT_ON_PREFILL_END : EVICT_ON_BUDGET;
-    p.keep = r->keep != 0 ? r->keep : p.budget - (p.budget + 3) / 4;
+    p.keep = r->keep != 0 ? r->keep : p.budget - p.budget / 4 - (p.budget % 4 != 0);
     p.span = r->span != 0 ? r->span : DEFAULT_SPAN;
     p.span_quantile = r->span_quantile < 0 ? DEFAULT_QUANTILE : r->span_quantile;
     if ((rc = resolve_recent(r->recent, &p, e)) < 0 || (rc = evict_check(&p, e)) < 0)
