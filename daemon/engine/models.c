@@ -247,11 +247,13 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
     uint64_t start = clock_us();
     m->err = (struct err){0};
     int rc = gguf_open(&g, m->path, &m->err);
-    if (rc == BC_OK)
-        rc = load_parts(m, g, progress, arg, &m->err);
+    if (rc == BC_OK && (rc = load_parts(m, g, progress, arg, &m->err)) == BC_ENOTFOUND)
+        rc = BC_ECORRUPT; /* a key is missing: the file is there */
     gguf_close(&g);
     if (rc < 0) {
         m->err.code = rc;
+        if (m->err.field[0] == '\0' || strcmp(m->err.field, "path") == 0)
+            snprintf(m->err.field, sizeof m->err.field, "model"); /* what the client called it */
         log_warn("engine.models", "%s: %s", m->path, m->err.text);
         return;
     }

@@ -38,11 +38,11 @@ static int check_ids(const struct session *s, const struct command *c, uint64_t 
 static int check_whole(const struct session *s, const struct evict_params *p, uint64_t n,
                        struct err *e)
 {
-    uint64_t rows = seqcache_count(s->cache) + n, page = pool_page_bytes(s->pool);
+    uint64_t rows = seqcache_count(s->cache) + n;
     if (p->budget == 0 || rows <= p->budget)
         return BC_OK;
-    return err_amount(e, BC_EBUDGET, "budget_bytes",
-                      (rows + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS * page, s->budget_bytes,
+    /* in tokens: in whole pages the two may look the same */
+    return err_amount(e, BC_EBUDGET, "budget_tokens", rows, p->budget,
                       "%" PRIu64 " tokens would be cached, the budget is %u tokens, and %s", rows,
                       p->budget,
                       evict_policy_prunes(p->policy) ? "trigger prefill_end prunes only after the "

@@ -336,6 +336,8 @@ static void add_stream(struct eh *h, struct report *r)
         add_prune(s, r);
         break;
     case REP_SCORES:
+        if (r->u.scores.offset == 0)
+            s->n_scores = 0;
         assert_int_equal(r->u.scores.offset, s->n_scores);
         s->scores = realloc(s->scores, (r->u.scores.total + 1) * sizeof *s->scores);
         assert_non_null(s->scores);

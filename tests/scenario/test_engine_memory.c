@@ -332,9 +332,9 @@ static void prefill_end_has_its_prompt_reserved_or_refused(void **state)
     struct generate_options o = eh_greedy(5);
     uint64_t s = eh_session(h, &ask);
     const struct err *e =
-        eh_expect_error(h, eh_post_ids(h, s, prompt, 321, &o), BC_EBUDGET, "budget_bytes");
-    assert_int_equal(e->needed, 6 * 34304);
-    assert_int_equal(e->available, 5 * 34304);
+        eh_expect_error(h, eh_post_ids(h, s, prompt, 321, &o), BC_EBUDGET, "budget_tokens");
+    assert_int_equal(e->needed, 321);
+    assert_int_equal(e->available, 320);
     assert_int_equal(stat_of(h, s)->held, 0);
     uint32_t r = eh_post_ids(h, s, prompt, 320, &o);
     eh_expect(h, r, REP_ACCEPTED);
