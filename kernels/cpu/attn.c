@@ -74,6 +74,17 @@ static void rows_find(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, 
     }
 }
 
+/* Asks memory for a tile that comes next: rows lie anywhere, and no hardware foresees a slot list. */
+static void rows_prefetch(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, uint32_t tile)
+{
+    size_t bytes = s->kv->head_dim * kn_kv_elem(s->kv);
+    for (uint32_t i = tile * KN_TILE; i < KN_MIN((tile + 1) * KN_TILE, s->n); i++)
+        for (size_t at = 0; at < bytes; at += 64) {
+            __builtin_prefetch((char *)kn_kv_row(s->kv, s->slots[i], layer, KN_KV_K, kv_head) + at);
+            __builtin_prefetch((char *)kn_kv_row(s->kv, s->slots[i], layer, KN_KV_V, kv_head) + at);
+        }
+}
+
 /* What the rows of the block see of a tile: lo, hi per query. */
 static void visible(const struct attn_job *j, const struct queries *u, uint32_t tile, uint8_t *lo,
                     uint8_t *hi)
@@ -100,6 +111,8 @@ static void tile_attend(const struct attn_job *j, const struct queries *u, uint3
         hi = KN_MAX(hi, j->b->hi[u->block->row + r]);
     rows_find(u->seq, j->layer, u->kv_head, tile, hi, &rows);
     j->c->attn->load(&rows, room->kt, room->v);
+    if (tile + 1 < u->block->end_tile)
+        rows_prefetch(u->seq, j->layer, u->kv_head, tile + 1);
     visible(j, u, tile, room->lo, room->hi);
     t->d_pad = j->d_pad;
     t->kt = room->kt;
@@ -222,7 +235,9 @@ static bool block_split(struct attn_job *j, const struct attn_block *block)
         j->n_tiles = KN_MIN(fit, end - tile);
         j->first_pass = tile == block->first_tile;
         j->last_pass = tile + j->n_tiles == end;
-        team_run(j->c->team, part_items, j, j->n_units * j->n_tiles, 1);
+        uint32_t items =
+            j->n_units * j->n_tiles; /* runs: a tile's successor is asked for in time */
+        team_run(j->c->team, part_items, j, items, KN_MAX(1u, items / (2 * team_size(j->c->team))));
         team_run(j->c->team, merge_items, j, j->n_units, 1);
     }
     return true;

@@ -45,9 +45,11 @@ INLINE void load_type(enum kn_type type, const struct attn_rows *r, float *kt, f
     for (uint32_t j = 0; j < TILE; j += VF_N)
         for (uint32_t d = 0; d < d_pad; d += VF_N) {
             vf t[VF_N];
+#pragma GCC unroll 16
             for (uint32_t i = 0; i < VF_N; i++)
                 t[i] = j + i < r->n ? row_part(type, r->k[j + i], d, r->d) : vf_set1(0.0f);
             vf_transpose(t);
+#pragma GCC unroll 16
             for (uint32_t i = 0; i < VF_N; i++)
                 vf_store(kt + (size_t)(d + i) * TILE + j, t[i]);
         }

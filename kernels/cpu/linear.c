@@ -78,7 +78,7 @@ static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
                         .acc_stride = d->acc_stride};
     for (uint32_t b = 0; b < s->n_blocks; b += CPU_K_BLOCKS) {
         t.n_blocks = KN_MIN((uint32_t)CPU_K_BLOCKS, s->n_blocks - b);
-        t.codes = pack_group(w, d->group) + (size_t)b * pack_block_bytes(w);
+        t.codes = pack_codes(w, d->group, b);
         struct scale_src src = pack_scales(w, d->group, b, t.n_blocks);
         c->mat->scales(&src, room->d, room->m);
         for (uint32_t r = d->row; r < d->row + d->n_rows; r += t.n_rows) {

@@ -70,32 +70,53 @@ INLINE __m512i dots(const __m512i *w, unsigned n, const int8_t *a, __m512i start
     return _mm512_add_epi32(even, odd);
 }
 
-INLINE __m512i start_of(const struct kind k, int32_t asum_neg, __m128i shift)
+/* Row 0 of a kernel's rows in the present block: its codes, and the arrays of act_block from its place
+ * on, so that row r is at a constant distance. */
+struct act_at {
+    const int8_t *a;
+    const char *rest;
+};
+
+INLINE float act_float(const struct act_at *x, size_t offset, uint32_t r)
 {
+    float f;
+    memcpy(&f, x->rest + offset + r * sizeof f, sizeof f);
+    return f;
+}
+
+INLINE __m512i start_of(const struct kind k, const struct act_at *x, size_t offset, uint32_t r,
+                        __m128i shift)
+{
+    int32_t asum_neg;
     if (k.has_min)
         return _mm512_setzero_si512();
+    memcpy(&asum_neg, x->rest + offset + r * sizeof asum_neg, sizeof asum_neg);
     return _mm512_sll_epi32(_mm512_set1_epi32(asum_neg), shift);
 }
 
-INLINE __m512 block_row(const struct kind k, const struct act_block *x, uint32_t r,
-                        const __m512i *w, const __m512 *d, const __m512 *m, __m128i shift,
-                        __m512 acc)
+#define AT(member) offsetof(struct act_block, member)
+#define HALF (CPU_ROWS * sizeof(float))
+
+INLINE __m512 block_row(const struct kind k, const struct act_at *x, uint32_t r, const __m512i *w,
+                        const __m512 *d, const __m512 *m, __m128i shift, __m512 acc)
 {
-    __m512 da = _mm512_set1_ps(x->da[r]);
+    const int8_t *a = x->a + r * KN_INT8_BLOCK;
+    __m512 da = _mm512_set1_ps(act_float(x, AT(da), r));
     if (k.n_sub == 1) {
-        __m512i sum = dots(w, 8, x->a[r], start_of(k, x->asum_neg[r], shift));
+        __m512i sum = dots(w, 8, a, start_of(k, x, AT(asum_neg), r, shift));
         acc = _mm512_fmadd_ps(_mm512_mul_ps(d[0], da), _mm512_cvtepi32_ps(sum), acc);
         if (k.has_min)
-            acc = _mm512_fmadd_ps(m[0], _mm512_set1_ps(x->sa[r]), acc);
+            acc = _mm512_fmadd_ps(m[0], _mm512_set1_ps(act_float(x, AT(sa), r)), acc);
         return acc;
     }
 #pragma GCC unroll 2
     for (unsigned s = 0; s < 2; s++) {
         __m512i sum =
-            dots(w + 4 * s, 4, x->a[r] + 16 * s, start_of(k, x->asum_neg_half[s][r], shift));
+            dots(w + 4 * s, 4, a + 16 * s, start_of(k, x, AT(asum_neg_half) + s * HALF, r, shift));
         acc = _mm512_fmadd_ps(_mm512_mul_ps(d[s], da), _mm512_cvtepi32_ps(sum), acc);
         if (k.has_min)
-            acc = _mm512_fmadd_ps(m[s], _mm512_set1_ps(x->sa_half[s][r]), acc);
+            acc =
+                _mm512_fmadd_ps(m[s], _mm512_set1_ps(act_float(x, AT(sa_half) + s * HALF, r)), acc);
     }
     return acc;
 }
@@ -111,6 +132,8 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
     if (k.codes == TABLE)
         table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t->table)),
                                  _mm512_set1_epi8(-128));
+    struct act_at x = {t->x->a[t->row + first],
+                       (const char *)t->x + (t->row + first) * sizeof(float)};
     __m512 acc[16];
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < n; r++)
@@ -129,7 +152,9 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
         }
 #pragma GCC unroll 16
         for (uint32_t r = 0; r < n; r++)
-            acc[r] = block_row(k, &t->x[b], t->row + first + r, w, d, m, shift, acc[r]);
+            acc[r] = block_row(k, &x, r, w, d, m, shift, acc[r]);
+        x.a += sizeof(struct act_block);
+        x.rest += sizeof(struct act_block);
     }
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < n; r++)

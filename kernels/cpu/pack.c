@@ -49,12 +49,10 @@ int pack_plan(struct kn_weight *w, const struct kn_tensor *src)
         size_t n_blocks = src->cols / KN_INT8_BLOCK;
         w->form = form_of(w->format);
         w->super = info->block > KN_INT8_BLOCK;
-        w->codes_bytes = n_blocks * pack_block_bytes(w);
-        w->group_bytes =
-            up64(w->codes_bytes + (w->super ? n_blocks / 8 : n_blocks) * scale_bytes(w));
+        w->scales_bytes = up64((w->super ? n_blocks / 8 : n_blocks) * scale_bytes(w));
+        w->group_bytes = w->scales_bytes + n_blocks * (w->form >= FORM_BYTE ? 512 : 256);
     } else {
-        w->codes_bytes = (size_t)src->cols * CPU_LANES * info->bytes;
-        w->group_bytes = up64(w->codes_bytes);
+        w->group_bytes = up64((size_t)src->cols * CPU_LANES * info->bytes);
     }
     w->bytes = w->group_bytes * w->n_groups;
     return KN_OK;
@@ -122,8 +120,8 @@ static void pack_row_q8(const struct kn_weight *w, const struct kn_tensor *src, 
         for (uint32_t i = 0; i < n; i++) {
             if (w->form == FORM_TABLE)
                 table_invert(w->format->table, k[i].u);
-            codes_put(w, group + (size_t)(b + i) * pack_block_bytes(w), lane, k[i].u);
-            scales_put(w, group + w->codes_bytes, b + i, lane, &k[i]);
+            codes_put(w, (uint8_t *)pack_codes(w, row / CPU_LANES, b + i), lane, k[i].u);
+            scales_put(w, group, b + i, lane, &k[i]);
         }
     }
 }
@@ -202,13 +200,12 @@ void pack_row(const struct kn_weight *w, uint32_t row, float *out)
         row_floats(w, row, out);
         return;
     }
-    const uint8_t *group = pack_group(w, row / CPU_LANES);
     unsigned lane = row % CPU_LANES, len = KN_INT8_BLOCK / w->format->n_sub;
     for (uint32_t b = 0; b < w->cols / KN_INT8_BLOCK; b++, out += KN_INT8_BLOCK) {
         int q[KN_INT8_BLOCK];
         float d[2], m[2];
-        row_codes(w, group + (size_t)b * pack_block_bytes(w), lane, q);
-        row_scales(w, group + w->codes_bytes, b, lane, d, m);
+        row_codes(w, pack_codes(w, row / CPU_LANES, b), lane, q);
+        row_scales(w, pack_group(w, row / CPU_LANES), b, lane, d, m);
         for (unsigned k = 0; k < KN_INT8_BLOCK; k++) {
             out[k] = d[k / len] * (float)q[k];
             if (w->format->has_min)

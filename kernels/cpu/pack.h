@@ -3,7 +3,8 @@
  * Outputs (rows of the matrix) go in groups of 16: the lanes of one AVX-512 register, or of two
  * AVX2 ones. A group holds all its columns; the rows of the last group that do not exist are zeros.
  *
- *   quantised:  group = [ codes of block 0 | block 1 | ... ][ scales ]      block = 32 columns
+ *   quantised:  group = [ scales ][ codes of block 0 | block 1 | ... ]      block = 32 columns
+ *               (in the order of use: memory is read once, straight on)
  *
  *     codes of a block, 8-bit form (512 bytes): 8 chunks of 64 bytes; a chunk is 4 columns of 16
  * outputs
@@ -34,9 +35,9 @@ struct kn_weight {
     uint32_t rows, cols, n_groups;
     const struct kn_int8_format *format; /* NULL: float type */
     enum cpu_form form;
-    bool super;         /* scales of a 256-format */
-    size_t codes_bytes; /* of a group */
-    size_t group_bytes; /* multiple of 64 */
+    bool super;          /* scales of a 256-format */
+    size_t scales_bytes; /* of a group, rounded up to 64: codes start there; 0 for float types */
+    size_t group_bytes;  /* multiple of 64 */
     size_t bytes;
     uint8_t *data;
 };
@@ -46,22 +47,20 @@ static inline const uint8_t *pack_group(const struct kn_weight *w, uint32_t grou
     return w->data + group * w->group_bytes;
 }
 
+/* Codes of block `block` of a quantised group. */
+static inline const uint8_t *pack_codes(const struct kn_weight *w, uint32_t group, uint32_t block)
+{
+    return pack_group(w, group) + w->scales_bytes +
+           (size_t)block * (w->form >= FORM_BYTE ? 512 : 256);
+}
+
 /* Scales of blocks first .. first + n of one group. */
 static inline struct scale_src pack_scales(const struct kn_weight *w, uint32_t group,
                                            uint32_t first, uint32_t n)
 {
-    return (struct scale_src){pack_group(w, group) + w->codes_bytes,
-                              w->super,
-                              w->format->has_min,
-                              w->format->n_sub,
-                              first,
-                              n};
+    return (struct scale_src){pack_group(w, group), w->super, w->format->has_min,
+                              w->format->n_sub,     first,    n};
 }
-static inline uint32_t pack_block_bytes(const struct kn_weight *w)
-{
-    return w->form >= FORM_BYTE ? 512 : 256;
-}
-
 /* Fills the shape of w from type, rows, cols. KN_EINVALID: they contradict each other; KN_EUNSUPPORTED:
  * no kernel for it. */
 int pack_plan(struct kn_weight *w, const struct kn_tensor *src);

@@ -90,20 +90,24 @@ static inline float vf_top(vf v)
 static inline void vf_transpose(vf r[8])
 {
     vf t[8];
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i += 4) {
         r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
         r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
         r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
         r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
+#pragma GCC unroll 8
     for (int c = 0; c < 4; c++) {
         t[c] = _mm256_permute2f128_ps(r[c], r[4 + c], 0x20);
         t[4 + c] = _mm256_permute2f128_ps(r[c], r[4 + c], 0x31);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i++)
         r[i] = t[i];
 }

@@ -83,10 +83,12 @@ static inline float vf_top(vf v)
 static inline void vf_transpose(vf r[16])
 {
     vf t[16];
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i += 4) {
         r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
         r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
@@ -94,6 +96,7 @@ static inline void vf_transpose(vf r[16])
         r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
     /* r[4a + c]: quarter q has rows 4a..4a+3 of column 4q + c */
+#pragma GCC unroll 16
     for (int c = 0; c < 4; c++) {
         vf lo01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x44);
         vf hi01 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xee);
@@ -104,6 +107,7 @@ static inline void vf_transpose(vf r[16])
         t[8 + c] = _mm512_shuffle_f32x4(hi01, hi23, 0x88);
         t[12 + c] = _mm512_shuffle_f32x4(hi01, hi23, 0xdd);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         r[i] = t[i];
 }
