@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "cli.h"
+#include "models.h"
 
 enum option_kind {
     KIND_FLAG,
@@ -379,9 +380,13 @@ const struct backcast_session_options *args_session(struct args *a, char *buf, s
     char real[PATH_MAX];
 
     a->session.model = a->model;
+    const struct catalogue_row *row = a->model != NULL ? catalogue_find(a->model) : NULL;
     if (a->model != NULL && realpath(a->model, real) != NULL && strlen(real) < len) {
         memcpy(buf, real, strlen(real) + 1);
         a->session.model = buf;
+    } else if (row != NULL && strlen(row->file) - strlen(".gguf") < len) {
+        snprintf(buf, len, "%.*s", (int)(strlen(row->file) - strlen(".gguf")), row->file);
+        a->session.model = buf; /* the daemon knows files, not the catalogue */
     }
     a->session.budget_bytes = a->budget.bytes;
     a->session.budget_tokens = a->budget.tokens;

@@ -351,6 +351,7 @@ static int chat_open_session(struct chat_ui *ui)
         rc = watch_open(&ui->w, &ui->link, ui->s, ui->a);
     if (rc != CLI_FINE)
         return rc;
+    ui->w.lines = true;
     if (old) {
         if (!ui->a->quiet)
             say("going on with %s; what it said last:", ui->a->session.name);

@@ -22,13 +22,13 @@
 
 #define N_SESSIONS 3
 #define N_QUESTIONS 2
-#define ANSWER_TOKENS 80
+#define ANSWER_TOKENS 48
 #define EXAMPLES 3 /* of what was forgotten, a question */
 #define ANSWER_BYTES_MAX 8192
 
 static const char *const questions[N_QUESTIONS] = {
-    "Who noticed the crack in the shaft, and how? Answer in one or two sentences.",
-    "What was found under the mud of the pond? Answer in one or two sentences.",
+    "Who was the last miller?",
+    "Who was the treasurer?",
 };
 
 struct turn { /* one question to one session */
@@ -221,8 +221,10 @@ static int follow_all(struct demo *d)
             for (size_t i = 0; i < N_SESSIONS; i++)
                 backcast_cancel(d->p[i].s);
         }
-        if (rc == 1)
-            worst = BC_MAX(worst, event_seen(d, &ev));
+        if (rc == 0)
+            continue;
+        rc = event_seen(d, &ev);
+        worst = BC_MAX(worst, rc);
     }
 }
 

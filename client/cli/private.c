@@ -23,8 +23,10 @@
 
 struct private_daemon {
     unsigned magic;
-    pid_t pid; /* 0: not running */
-    int notify;
+    pid_t pid;      /* 0: not running */
+    int line;       /* our end of its --parent-fd */
+    char said[600]; /* a line that is not whole yet */
+    size_t said_len;
     char dir[72], socket[100], program[PATH_MAX];
 };
 #define PRIVATE_MAGIC 0x42637072u
@@ -146,73 +148,73 @@ static int dir_make(struct private_daemon *d, struct err *e)
     return BC_OK;
 }
 
-static int notify_open(struct private_daemon *d, struct err *e)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-
-    snprintf(a.sun_path, sizeof(a.sun_path), "%s/notify", d->dir);
-    d->notify = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (d->notify < 0 || bind(d->notify, (struct sockaddr *)&a, sizeof(a)) < 0)
-        return err_set(e, BC_EIO, "", "%s: %s", a.sun_path, strerror(errno));
-    return BC_OK;
-}
-
 /* ---- the process */
 
 /* In the child: never returns. */
-static _Noreturn void child_run(const struct private_daemon *d, char **argv, pid_t parent, int log)
+static _Noreturn void child_run(const struct private_daemon *d, char **argv, pid_t parent, int log,
+                                int line)
 {
-    char notify[128];
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
     setsid();
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) /* it died before the line above */
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* beside --parent-fd: it holds while the daemon loads, too */
+    if (getppid() != parent)          /* it died before the line above */
         _exit(1);
-    snprintf(notify, sizeof(notify), "%s/notify", d->dir);
-    setenv("NOTIFY_SOCKET", notify, 1);
+    unsetenv("NOTIFY_SOCKET");
     unsetenv("LISTEN_FDS");
     unsetenv("LISTEN_PID");
     unsetenv("WATCHDOG_USEC");
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
-    if (null < 0 || dup2(null, 0) < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0)
+    if (null < 0 || dup2(null, 0) < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0 ||
+        fcntl(line, F_SETFD, 0) < 0)
         _exit(1);
     execv(d->program, argv);
     dprintf(2, "cannot run %s: %s\n", d->program, strerror(errno));
     _exit(127);
 }
 
+static char *word(const char *s)
+{
+    return (char *)(uintptr_t)s; /* execv does not write to its arguments */
+}
+
 static int child_start(struct private_daemon *d, const struct private_options *opt,
                        const char *model, struct err *e)
 {
-    char log_path[100];
+    char log_path[100], line_text[16];
     char *argv[16];
-    int n = 0;
+    int pair[2], n = 0;
 
     snprintf(log_path, sizeof(log_path), "%s/log", d->dir);
     int log = open(log_path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
     if (log < 0)
         return err_set(e, BC_EIO, "", "%s: %s", log_path, strerror(errno));
-    argv[n++] = d->program;
-    argv[n++] = (char *)"--socket";
-    argv[n++] = d->socket;
-    argv[n++] = (char *)"--model";
-    argv[n++] = (char *)(uintptr_t)model;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0) {
+        close(log);
+        return err_set(e, BC_EIO, "", "socketpair: %s", strerror(errno));
+    }
+    d->line = pair[0];
+    snprintf(line_text, sizeof(line_text), "%d", pair[1]);
+    const char *words[] = {d->program, "--no-config", "--socket",    d->socket,
+                           "--model",  model,         "--parent-fd", line_text};
+    for (size_t i = 0; i < ARRAY_LEN(words); i++)
+        argv[n++] = word(words[i]);
     if (opt->threads != NULL) {
-        argv[n++] = (char *)"--threads";
-        argv[n++] = (char *)(uintptr_t)opt->threads;
+        argv[n++] = word("--threads");
+        argv[n++] = word(opt->threads);
     }
     if (opt->kv_memory != NULL) {
-        argv[n++] = (char *)"--kv-memory";
-        argv[n++] = (char *)(uintptr_t)opt->kv_memory;
+        argv[n++] = word("--kv-memory");
+        argv[n++] = word(opt->kv_memory);
     }
     argv[n] = NULL;
     pid_t parent = getpid();
     d->pid = fork();
     if (d->pid == 0)
-        child_run(d, argv, parent, log);
+        child_run(d, argv, parent, log, pair[1]);
     close(log);
+    close(pair[1]);
     if (d->pid < 0) {
         d->pid = 0;
         return err_set(e, BC_EIO, "", "fork: %s", strerror(errno));
@@ -220,7 +222,7 @@ static int child_start(struct private_daemon *d, const struct private_options *o
     return BC_OK;
 }
 
-/* The last lines of its log, for the sentence of a failed start. */
+/* The last line of its log, for the sentence of a failed start. */
 static void log_tail(const struct private_daemon *d, char *buf, size_t len)
 {
     char path[100];
@@ -242,40 +244,65 @@ static void log_tail(const struct private_daemon *d, char *buf, size_t len)
         memmove(buf, last + 1, strlen(last + 1) + 1);
 }
 
-/* One notification. True: it is ready. */
-static bool notify_take(struct private_daemon *d, bool bar)
-{
-    char buf[1024];
-    bool ready = false;
-    ssize_t n;
+/* ---- what it says: STATUS=text, READY=1, ERROR=text, a line each */
 
-    while ((n = recv(d->notify, buf, sizeof(buf) - 1, MSG_DONTWAIT)) >= 0) {
-        buf[n] = '\0';
-        for (char *line = strtok(buf, "\n"); line != NULL; line = strtok(NULL, "\n")) {
-            const char *percent = strchr(line, '%');
-            if (strcmp(line, "READY=1") == 0)
-                ready = true;
-            if (!bar || strncmp(line, "STATUS=", 7) != 0 || percent == NULL)
-                continue;
-            const char *digits = percent;
-            while (digits > line && (digits[-1] == ' ' || digits[-1] == '.' ||
-                                     (digits[-1] >= '0' && digits[-1] <= '9')))
-                digits--;
-            bar_draw("loading", (uint64_t)strtod(digits, NULL), 100, "%");
-        }
+enum said { SAID_NOTHING, SAID_READY, SAID_ERROR };
+
+static enum said line_take(const char *text, bool bar, struct err *e)
+{
+    const char *percent = strchr(text, '%');
+
+    if (strcmp(text, "READY=1") == 0)
+        return SAID_READY;
+    if (strncmp(text, "ERROR=", 6) == 0) {
+        err_set(e, BC_ESTATE, "backcastd", "backcastd did not start: %s", text + 6);
+        return SAID_ERROR;
     }
-    return ready;
+    if (bar && strncmp(text, "STATUS=", 7) == 0 && percent != NULL) {
+        const char *digits = percent;
+        while (digits > text && strchr(" 0123456789", digits[-1]) != NULL)
+            digits--;
+        bar_draw("loading", strtoul(digits, NULL, 10), 100, "%");
+    }
+    return SAID_NOTHING;
+}
+
+static enum said said_take(struct private_daemon *d, bool bar, struct err *e)
+{
+    for (;;) {
+        char *end = memchr(d->said, '\n', d->said_len);
+        if (end != NULL) {
+            size_t n = (size_t)(end - d->said) + 1;
+            *end = '\0';
+            enum said said = line_take(d->said, bar, e);
+            memmove(d->said, d->said + n, d->said_len - n);
+            d->said_len -= n;
+            if (said != SAID_NOTHING)
+                return said;
+            continue;
+        }
+        if (d->said_len == sizeof(d->said))
+            d->said_len = 0; /* no line is that long */
+        ssize_t n =
+            recv(d->line, d->said + d->said_len, sizeof(d->said) - d->said_len, MSG_DONTWAIT);
+        if (n <= 0)
+            return SAID_NOTHING;
+        d->said_len += (size_t)n;
+    }
 }
 
 static int wait_ready(struct private_daemon *d, bool bar, struct err *e)
 {
     for (;;) {
-        struct pollfd p = {.fd = d->notify, .events = POLLIN};
+        struct pollfd p = {.fd = d->line, .events = POLLIN};
         int status;
 
         poll(&p, 1, 100);
-        if (notify_take(d, bar))
+        enum said said = said_take(d, bar, e);
+        if (said == SAID_READY)
             return BC_OK;
+        if (said == SAID_ERROR)
+            return e->code;
         if (interrupt_count() > 0)
             return err_set(e, BC_ECANCELLED, "", "interrupted");
         if (waitpid(d->pid, &status, WNOHANG) == d->pid) {
@@ -314,14 +341,12 @@ int private_start(struct private_daemon **ret, const struct private_options *opt
     if (d == NULL)
         return err_nomem(e, sizeof(*d));
     d->magic = PRIVATE_MAGIC;
-    d->notify = -1;
+    d->line = -1;
     int rc = model_find(opt->model, model, sizeof(model), e);
     if (rc == BC_OK)
         rc = private_find(d->program, sizeof(d->program), e);
     if (rc == BC_OK)
         rc = dir_make(d, e);
-    if (rc == BC_OK)
-        rc = notify_open(d, e);
     if (rc == BC_OK)
         rc = child_start(d, opt, model, e);
     if (rc == BC_OK)
@@ -343,9 +368,9 @@ void private_stop(struct private_daemon **pd)
         return;
     MAGIC_OK(d, PRIVATE_MAGIC);
     *pd = NULL;
+    if (d->line >= 0)
+        close(d->line);
     child_stop(d);
-    if (d->notify >= 0)
-        close(d->notify);
     if (d->dir[0] != '\0')
         dir_remove(d->dir);
     d->magic = 0;

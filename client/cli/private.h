@@ -2,13 +2,12 @@
  *
  *   $XDG_RUNTIME_DIR or $TMPDIR or /tmp
  *     backcast-PID-XXXXXX/          0700
- *       backcast.sock               the daemon listens here
- *       notify                      it says READY=1, STATUS=... here (sd_notify's protocol)
+ *       backcast.sock, .lock        the daemon's
  *       log                         its stderr
  *
- * It dies with the command: asked to by private_stop, and by the kernel (PR_SET_PDEATHSIG) if the
- * command is killed. It has a session of its own, so Ctrl-C reaches the command alone. What a killed
- * command left lying is removed by the next private_start. */
+ * A socket pair (--parent-fd) carries its STATUS=, READY= and ERROR= lines to us; when our end closes,
+ * because the command ended in whatever way, it stops. It has a session of its own, so Ctrl-C reaches
+ * the command alone. What a killed command left lying is removed by the next private_start. */
 #ifndef BACKCAST_PRIVATE_H
 #define BACKCAST_PRIVATE_H
 #include "base.h"

@@ -71,7 +71,7 @@ void watch_close(struct watch *w)
 
 static void line_end(struct watch *w)
 {
-    if (w->line_open && tty_out())
+    if (w->line_open && (w->lines || tty_out()))
         putchar('\n');
     w->line_open = false;
     fflush(stdout);

@@ -10,6 +10,7 @@ struct watch {
     backcast_session *s;
     const struct args *a;
     struct transcript *t;
+    bool lines;     /* end every answer with a newline on a pipe too (run gives the bare text) */
     bool silent;    /* a system message is put down: nothing to show but errors */
     bool cancelled; /* Ctrl-C was passed on */
     bool line_open; /* stdout's terminal line is not ended */
