@@ -180,7 +180,7 @@ static void do_budget(struct chat_ui *ui, const char *arg)
             say_failure(ui->w.c, rc, "/budget");
             return;
         }
-        watch_drain(&ui->w, 0);
+        watch_drain(&ui->w);
     }
     backcast_session_info(ui->s, &info);
     fprintf(stderr, "budget %u tokens (%s), keep %u\n", info.budget_tokens,
@@ -193,7 +193,7 @@ static void do_prune(struct chat_ui *ui, const char *arg)
     if (rc < 0)
         say_failure(ui->w.c, rc, "/prune");
     else
-        watch_drain(&ui->w, 0);
+        watch_drain(&ui->w);
 }
 
 /* Every run of dropped tokens, with its words where they are known. */
@@ -355,7 +355,7 @@ static int chat_open_session(struct chat_ui *ui)
     if (old) {
         if (!ui->a->quiet)
             say("going on with %s; what it said last:", ui->a->session.name);
-        watch_drain(&ui->w, 100);
+        watch_replay(&ui->w);
     } else if (ui->a->system != NULL) {
         ui->w.silent = true;
         rc = watch_send(&ui->w, "system", ui->a->system, strlen(ui->a->system), &ui->a->generate);

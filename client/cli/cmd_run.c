@@ -17,7 +17,7 @@ static int run_session(const struct link *l, struct args *a, const char *text, s
     rc = watch_open(&w, l, s, a);
     if (rc == CLI_FINE && old) {
         w.silent = true; /* what it said before was shown before */
-        watch_drain(&w, 100);
+        watch_replay(&w);
     }
     if (rc == CLI_FINE && a->system != NULL) {
         w.silent = true;

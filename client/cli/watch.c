@@ -325,10 +325,20 @@ int watch_send(struct watch *w, const char *role, const char *text, size_t len,
     return follow(w);
 }
 
-void watch_drain(struct watch *w, int timeout_ms)
+void watch_drain(struct watch *w)
 {
     struct backcast_event ev;
-    while (backcast_next(w->c, &ev, timeout_ms) == 1)
+    while (backcast_next(w->c, &ev, 0) == 1)
+        show(w, &ev);
+}
+
+void watch_replay(struct watch *w)
+{
+    struct backcast_session_info info;
+    struct backcast_event ev = {0};
+
+    backcast_session_info(w->s, &info);
+    while (ev.seq < info.replay_seq && backcast_next(w->c, &ev, 5000) == 1)
         show(w, &ev);
 }
 

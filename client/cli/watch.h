@@ -30,8 +30,10 @@ void watch_close(struct watch *w);
  * FAILED, or INTERRUPTED (cancelled by Ctrl-C). */
 int watch_send(struct watch *w, const char *role, const char *text, size_t len,
                const struct backcast_generate_options *opt);
-/* Events that are there, without waiting (of a live budget, of a prune, of an attach). */
-void watch_drain(struct watch *w, int timeout_ms);
+/* Events that are there, without waiting (of a live budget, of a prune). */
+void watch_drain(struct watch *w);
+/* What an attached session said before. */
+void watch_replay(struct watch *w);
 /* "forgot 128 of 512 tokens ..." for one PRUNED event, into buf. */
 void prune_text(const struct transcript *t, const struct backcast_event *ev, char *buf, size_t len);
 void event_json(FILE *f, const struct backcast_event *ev);

@@ -120,6 +120,7 @@ uint64_t backcast_session_id(const backcast_session *s);
 /* What the daemon granted. */
 struct backcast_session_info {
     uint64_t id, budget_bytes, page_bytes;
+    uint64_t replay_seq; /* events up to this seq were made before this attach; 0: none were */
     uint32_t budget_tokens, keep_tokens, recent_tokens, frozen_tokens, bytes_per_token,
         context_tokens;
     const char *model, *policy, *name, *chat_template; /* live as long as the session */

@@ -68,9 +68,10 @@ struct backcast_session {
     struct ring_reader in;
     struct ring_writer out;
     uint64_t last_seq;
-    bool busy;     /* a request was accepted and its END has not been seen */
-    int dead;      /* < 0: the session is over, for this reason */
-    bool end_owed; /* it died while busy: an END of our own is due */
+    uint64_t others_seq; /* ENDs up to here are of requests of an earlier client */
+    bool busy;           /* a request was accepted and its END has not been seen */
+    int dead;            /* < 0: the session is over, for this reason */
+    bool end_owed;       /* it died while busy: an END of our own is due */
     char dead_text[160];
     struct pending *pending, **pending_tail;
     size_t pending_bytes;

@@ -232,6 +232,7 @@ static int session_fill(backcast_session *s, const Backcast__SessionOpened *r, i
         .id = r->session,
         .budget_bytes = r->budget_bytes,
         .page_bytes = r->page_bytes,
+        .replay_seq = r->last_seq,
         .budget_tokens = r->budget_tokens,
         .keep_tokens = r->keep_tokens,
         .recent_tokens = r->recent_tokens,
@@ -353,6 +354,7 @@ int backcast_session_attach(backcast *c, const char *name, backcast_session **re
         session_free(s);
         return rc;
     }
+    s->others_seq = s->info.replay_seq;
     *ret = s;
     return 0;
 }
@@ -366,6 +368,7 @@ int session_attach_again(backcast_session *s)
     m.session = s->id;
     m.token = (ProtobufCBinaryData){sizeof(s->token), s->token};
     m.last_seq = s->last_seq;
+    s->others_seq = 0; /* what is replayed now ends requests of our own */
     int rc = session_begin(s, FRAME_ATTACH, &m.base);
     if (rc < 0) {
         char text[sizeof(s->dead_text)];

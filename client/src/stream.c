@@ -293,7 +293,8 @@ static int end_event(backcast_session *s, uint32_t len, struct backcast_event *e
     ev->end.prefill_micros = e.prefill_micros;
     ev->end.decode_micros = e.decode_micros;
     ev->end.end_id = e.end_id > INT32_MAX ? -1 : (int32_t)e.end_id;
-    s->busy = false;
+    if (ev->seq > s->others_seq)
+        s->busy = false;
     return 1;
 }
 

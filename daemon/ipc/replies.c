@@ -39,7 +39,7 @@ static void session_opened(struct conn *c, uint32_t id, const struct stream *st,
     m.has_session = m.has_token = m.has_budget_bytes = m.has_budget_tokens = 1;
     m.has_keep_tokens = m.has_bytes_per_token = m.has_context_tokens = m.has_model = 1;
     m.has_policy = m.has_generation = m.has_recent_tokens = m.has_frozen_tokens = 1;
-    m.has_page_bytes = m.has_chat_template = 1;
+    m.has_page_bytes = m.has_chat_template = m.has_last_seq = 1;
     m.session = info->id;
     m.token = (ProtobufCBinaryData){STREAM_TOKEN_BYTES, (uint8_t *)(uintptr_t)st->token};
     m.budget_bytes = info->budget_bytes;
@@ -50,6 +50,7 @@ static void session_opened(struct conn *c, uint32_t id, const struct stream *st,
     m.model = text_of(info->model);
     m.policy = text_of(info->policy);
     m.generation = st->generation;
+    m.last_seq = st->seq;
     m.has_name = st->name[0] != '\0';
     m.name = text_of(st->name);
     m.recent_tokens = info->recent;

@@ -253,7 +253,8 @@ void fake_session_reply(struct fake *f, struct fake_session *s)
     uint8_t token[16] = {1, 2, 3};
 
     m.has_session = m.has_token = m.has_budget_bytes = m.has_budget_tokens = true;
-    m.has_generation = m.has_name = m.has_model = true;
+    m.has_generation = m.has_name = m.has_model = m.has_last_seq = true;
+    m.last_seq = s->last_seq;
     m.session = s->id;
     m.token = (ProtobufCBinaryData){sizeof(token), token};
     m.budget_bytes = 1 << 20;

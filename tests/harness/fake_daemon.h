@@ -40,6 +40,7 @@ void fake_hello(struct fake *f);                /* accept, Hello and a plain ans
 /* A session's memory, as the daemon makes it. */
 struct fake_session {
     uint64_t id, generation, size;
+    uint64_t last_seq; /* said in the answer: what was made before */
     int fds[4]; /* d2c, c2d, c2d bell (eventfd), d2c bell (the client's end); closed when sent */
     int bell;   /* the daemon's end of d2c's bell */
     int c2d_bell;

@@ -478,6 +478,54 @@ static void reconnect_attaches_named_sessions(void **state)
     assert_int_equal(open_fds(), before);
 }
 
+static void script_attach(struct fake *f, void *arg)
+{
+    struct fake_session s;
+    (void)arg;
+    fake_hello(f);
+    const Backcast__Attach *a = (const Backcast__Attach *)fake_request(f, FRAME_ATTACH);
+    FAKE_REQUIRE(a->name.len == 4 && memcmp(a->name.data, "nine", 4) == 0 && a->last_seq == 0);
+    fake_session_make(&s, 9, RING_BYTES_DEFAULT);
+    s.last_seq = 2;
+    fake_session_reply(f, &s);
+    accepted(f);
+    fake_text(&s, "of another client");
+    fake_end(&s, END_CANCELLED); /* the end of its request, not of ours */
+    fake_wait(f, 1);
+    fake_text(&s, "ours");
+    fake_end(&s, END_STOP);
+    fake_wait(f, 2);
+    fake_session_free(&s);
+}
+
+static void ends_of_an_earlier_client_are_not_ours(void **state)
+{
+    (void)state;
+    backcast *c = NULL;
+    backcast_session *s = NULL;
+    struct backcast_session_info info;
+    struct backcast_event ev;
+    struct fake *f = fake_start(script_attach, NULL);
+
+    assert_int_equal(backcast_connect(&c, fake_path(f)), 0);
+    assert_int_equal(backcast_session_attach(c, "nine", &s), 0);
+    assert_int_equal(backcast_session_info(s, &info), 0);
+    assert_int_equal(info.replay_seq, 2);
+    assert_string_equal(info.name, "nine");
+    assert_int_equal(backcast_chat(s, NULL, "x", 1, NULL), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(backcast_next(c, &ev, 5000), 1);
+    assert_int_equal(ev.type, BACKCAST_END);
+    assert_int_equal(backcast_chat(s, NULL, "x", 1, NULL), BACKCAST_EBUSY);
+    fake_say(f, 1);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(backcast_next(c, &ev, 5000), 1);
+    assert_string_equal(ev.end.reason, "stop");
+    fake_say(f, 2);
+    backcast_disconnect(&c);
+    fake_stop(&f);
+}
+
 static void script_cloexec(struct fake *f, void *arg)
 {
     struct fake_session s;
@@ -525,6 +573,7 @@ int main(void)
         cmocka_unit_test(long_prompts_go_by_ring),
         cmocka_unit_test(late_replies_are_dropped_and_scores_leave_events_alone),
         cmocka_unit_test(reconnect_attaches_named_sessions),
+        cmocka_unit_test(ends_of_an_earlier_client_are_not_ours),
         cmocka_unit_test(every_descriptor_closes_on_exec),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
