@@ -75,10 +75,13 @@ static int fill_all(struct chat *c, struct gguf_str text, struct err *e)
         if (c->texts[i] == NULL)
             return err_nomem(e, strlen(texts[i]));
     }
+    int rc = BC_OK;
     if (m->fallback != NULL)
-        c->fallback = chat_literal(text.s, text.len, m->fallback, "<|im_end|>");
-    else if ((m->flags & TEMPLATE_ALWAYS) != 0)
-        c->fallback = strdup("");
+        rc = chat_literal(text.s, text.len, m->fallback, "<|im_end|>", &c->fallback);
+    else if ((m->flags & TEMPLATE_ALWAYS) != 0 && (c->fallback = strdup("")) == NULL)
+        rc = BC_ENOMEM;
+    if (rc != BC_OK)
+        return err_nomem(e, text.len);
     c->starts_with_bos =
         tok_bos(c->t) >= 0 && (tok_adds_bos(c->t) || chat_contains(text.s, text.len, "bos_token"));
     c->trims = (m->flags & TEMPLATE_TRIMS) != 0;

@@ -32,8 +32,8 @@ struct chat_template {
 const struct chat_template *chat_template_at(unsigned i); /* NULL past the end */
 /* The first that fits the text of a file's template; NULL: none. */
 const struct chat_template *chat_template_match(const char *text, size_t len);
-/* The literal text in a template behind `open` and a newline, up to `close`, unescaped. Malloced;
- * NULL: there is none. */
-char *chat_literal(const char *text, size_t len, const char *open, const char *close);
+/* The literal text in a template behind `open` and a newline, up to `close`, unescaped: *ret is
+ * malloced, NULL if there is none. BC_ENOMEM. */
+int chat_literal(const char *text, size_t len, const char *open, const char *close, char **ret);
 bool chat_contains(const char *text, size_t len, const char *fragment);
 #endif

@@ -252,10 +252,11 @@ static ptrdiff_t literal_len(const char *s, size_t n, char quote, const char *cl
     return -1;
 }
 
-char *chat_literal(const char *text, size_t len, const char *open, const char *close)
+int chat_literal(const char *text, size_t len, const char *open, const char *close, char **ret)
 {
     const char *at = text, *end = text + len;
     size_t open_len = strlen(open);
+    *ret = NULL;
     while ((at = memmem(at, (size_t)(end - at), open, open_len)) != NULL) {
         char before = at > text ? at[-1] : 0;
         char quote = before == '\'' || before == '"' ? before : 0;
@@ -267,8 +268,10 @@ char *chat_literal(const char *text, size_t len, const char *open, const char *c
         else
             continue;
         ptrdiff_t n = literal_len(s, (size_t)(end - s), quote, close);
-        if (n > 0)
-            return quote != 0 ? unescape(s, (size_t)n) : strndup(s, (size_t)n);
+        if (n <= 0)
+            continue;
+        *ret = quote != 0 ? unescape(s, (size_t)n) : strndup(s, (size_t)n);
+        return *ret != NULL ? BC_OK : BC_ENOMEM;
     }
-    return NULL;
+    return BC_OK;
 }

@@ -12,6 +12,7 @@
  * piece), so the known ones count as control tokens whatever the file says: message text must never
  * become one.
  */
+#include "log.h"
 #include "tok_internal.h"
 #include <math.h>
 #include <stdlib.h>
@@ -79,10 +80,14 @@ static int open_model(struct tok *t, const struct gguf *g, struct err *e)
     if (t->spm)
         return BC_OK;
     rc = gguf_get_str(g, KEY("pre"), &s, e);
-    if (rc == BC_ENOTFOUND)
+    if (rc == BC_ENOTFOUND) {
+        log_warn("tok", "the file does not say how its text is split (" KEY(
+                            "pre") "): words are "
+                                   "cut the default way, and answers may suffer");
         s = (struct gguf_str){"default", 7};
-    else if (rc != BC_OK)
+    } else if (rc != BC_OK) {
         return rc;
+    }
     t->splitter = splitter_find(s.s, s.len);
     if (t->splitter == NULL)
         return err_set(e, BC_EUNSUPPORTED, KEY("pre"),

@@ -123,6 +123,17 @@ static int reserve(struct merger *m, size_t n, struct err *e)
     return BC_OK;
 }
 
+/* Characters, a byte that is none counting as one. */
+static size_t count_chars(const char *s, size_t n)
+{
+    size_t count = 0;
+    for (size_t at = 0; at < n; count++) {
+        int len = utf8_step((const uint8_t *)s + at, n - at);
+        at += len < 1 ? 1 : (size_t)len;
+    }
+    return count;
+}
+
 /* The word's symbols before any join: bytes, or characters (a byte that is none is a symbol of its
  * own). */
 static size_t spell(struct merger *m, const char *s, size_t n)
@@ -183,7 +194,7 @@ static int add_bytes(const struct tok *t, const char *s, size_t n, struct ids *i
 int merge_word(struct merger *m, const char *s, size_t n, struct ids *ids, struct err *e)
 {
     bc_assert(n > 0 && n <= 3u * TOK_WORD_MAX + SPM_SPACE_LEN);
-    int rc = reserve(m, n, e);
+    int rc = reserve(m, m->t->spm ? count_chars(s, n) : n, e);
     if (rc != BC_OK)
         return rc;
     size_t count = spell(m, s, n);
