@@ -7,10 +7,15 @@
 #define BACKCAST_KN_BACKENDS_H
 #include "kn.h"
 
+typedef int kn_open_fn(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len);
+
 /* Scalar truth: any machine; isa NULL or "scalar"; one thread whatever opt->threads says. */
 int kn_ref_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len);
 
 /* Threads and AVX2 / AVX-512, in kernels/cpu/. In the build (KN_HAVE_CPU) once kernels/cpu/cpu.c is
  * there. */
 int kn_cpu_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len);
+
+/* A GPU, in kernels/cuda/: the one symbol of libbackcast-cuda.so (and of libbackcast-simt.so, the same sources on a CPU). */
+int kn_cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len);
 #endif

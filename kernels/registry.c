@@ -1,23 +1,95 @@
 /* registry.c: which backends this build has, in order of preference, and the choice among them.
  *
- *   kn_open("auto")  the first of the table that opens on this machine
+ *   kn_open("auto")  the first of the table that opens on this machine; why then says what spoke against better ones
  *   kn_open("cpu")   that one or an error
+ *
+ * Backends that need a vendor's libraries are shared objects, so that the program starts without them. They are looked for
+ * beside the program's binary and in the library folder of the installation, nowhere else, and stay open for good.
  *
  * To add a backend: its open function in kn_backends.h and one line in the table. */
 #include "kn_backends.h"
 #include "kn_assert.h"
+#include <dlfcn.h>
+#include <limits.h>
 #include <string.h>
+#include <unistd.h>
+
+#if defined(KN_HAVE_CUDA)
+/* dir/file into path; false if there is no such file. */
+static bool shared_at(const char *dir, const char *file, char *path, size_t path_len)
+{
+    int n = snprintf(path, path_len, "%s/%s", dir, file);
+    return n > 0 && (size_t)n < path_len && access(path, R_OK) == 0;
+}
+
+static bool shared_find(const char *file, char *path, size_t path_len)
+{
+    char dir[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", dir, sizeof dir - 1);
+    if (n > 0) {
+        dir[n] = '\0';
+        char *slash = strrchr(dir, '/');
+        if (slash) {
+            *slash = '\0';
+            if (shared_at(dir, file, path, path_len))
+                return true;
+        }
+    }
+    return shared_at(KN_LIBDIR, file, path, path_len);
+}
+
+static int shared_open(const char *file, struct kn **ret, const struct kn_options *opt, char *why,
+                       size_t why_len)
+{
+    char path[PATH_MAX];
+    if (!shared_find(file, path, sizeof path)) {
+        snprintf(why, why_len, "%s is neither beside the program nor in %s", file, KN_LIBDIR);
+        return KN_EUNSUPPORTED;
+    }
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!object) {
+        snprintf(why, why_len, "%s does not load: %s", file, dlerror());
+        return KN_EUNSUPPORTED;
+    }
+    kn_open_fn *open = NULL;
+    *(void **)&open = dlsym(object, "kn_cuda_open");
+    if (!open) {
+        snprintf(why, why_len, "%s is not of this program: %s", path, dlerror());
+        return KN_EUNSUPPORTED;
+    }
+    return open(ret, opt, why, why_len);
+}
+
+static int cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
+{
+    return shared_open("libbackcast-cuda.so", ret, opt, why, why_len);
+}
+#endif
+
+#if defined(KN_HAVE_SIMT)
+static int simt_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
+{
+    return shared_open("libbackcast-simt.so", ret, opt, why, why_len);
+}
+#endif
 
 struct backend {
     const char *name;
-    int (*open)(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len);
+    kn_open_fn *open;
+    bool by_name_only; /* never chosen by "auto" */
 };
 
 static const struct backend backends[] = {
-#ifdef KN_HAVE_CPU
-    {"cpu", kn_cpu_open},
+#if defined(KN_HAVE_CUDA)
+    {"cuda", cuda_open, false},
 #endif
-    {"ref", kn_ref_open},
+#if defined(KN_HAVE_CPU)
+    {"cpu", kn_cpu_open, false},
+#endif
+    {"ref", kn_ref_open, false},
+#if defined(KN_HAVE_SIMT)
+    {"simt", simt_open, true}, /* the cuda backend's sources on a CPU, for tests */
+#endif
 };
 
 enum { N_BACKENDS = sizeof backends / sizeof backends[0] };
@@ -30,9 +102,20 @@ const char *kn_backend_name(unsigned i)
 static int open_auto(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
 {
     int code = KN_EUNSUPPORTED;
+    size_t at = 0;
     for (unsigned i = 0; i < N_BACKENDS; i++) {
-        code = backends[i].open(ret, opt, why, why_len);
-        if (code == KN_OK || code == KN_ENOMEM)
+        char reason[160] = "";
+        if (backends[i].by_name_only)
+            continue;
+        code = backends[i].open(ret, opt, reason, sizeof reason);
+        if (code == KN_OK)
+            break;
+        if (at < why_len) {
+            int n = snprintf(why + at, why_len - at, "%s%s: %s", at ? "; " : "", backends[i].name,
+                             reason);
+            at += n > 0 ? (size_t)n : 0;
+        }
+        if (code == KN_ENOMEM)
             break;
     }
     return code;
@@ -40,8 +123,8 @@ static int open_auto(struct kn **ret, const struct kn_options *opt, char *why, s
 
 int kn_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
 {
-    char scrap[160];
-    if (!why || why_len < sizeof scrap) {
+    char scrap[512];
+    if (!why || why_len < 160) {
         why = scrap;
         why_len = sizeof scrap;
     }

@@ -26,6 +26,21 @@ static int close_set(void **state)
     return 0;
 }
 
+/* Every backend of the build opens, but a GPU's needs a GPU: then it says what is missing. */
+static bool opens(const char *name)
+{
+    struct kn_options opt = {name, NULL, 1};
+    struct kn *kn = NULL;
+    char why[200] = "";
+    if (kn_open(&kn, &opt, why, sizeof why) == KN_OK) {
+        kn_close(&kn);
+        return true;
+    }
+    assert_string_equal(name, "cuda");
+    assert_true(why[0] != '\0');
+    return false;
+}
+
 static void backends_open_by_name_or_say_why(void **state)
 {
     (void)state;
@@ -39,7 +54,10 @@ static void backends_open_by_name_or_say_why(void **state)
 
     struct kn_options opt = {"auto", NULL, 1};
     assert_int_equal(kn_open(&kn, &opt, why, sizeof why), KN_OK);
-    assert_string_equal(kn->name, set.n > 1 ? kn_backend_name(0) : "ref");
+    unsigned best = 0;
+    while (!opens(kn_backend_name(best)))
+        best++;
+    assert_string_equal(kn->name, kn_backend_name(best));
     kn_close(&kn);
     assert_null(kn);
     kn_close(&kn); /* nothing to close */
@@ -53,6 +71,8 @@ static void backends_open_by_name_or_say_why(void **state)
     assert_non_null(strstr(why, "abacus"));
     assert_non_null(strstr(why, "ref"));
     for (unsigned i = 0; kn_backend_name(i); i++) {
+        if (!opens(kn_backend_name(i)))
+            continue;
         opt = (struct kn_options){kn_backend_name(i), "z80", 1};
         why[0] = '\0';
         assert_int_equal(kn_open(&untouched, &opt, why, sizeof why), KN_EUNSUPPORTED);
@@ -73,6 +93,8 @@ static void threads_are_what_was_asked(void **state)
             struct kn_options opt = {kn_backend_name(i), NULL, threads};
             struct kn *kn = NULL;
             char why[200];
+            if (!opens(kn_backend_name(i)))
+                continue;
             assert_int_equal(kn_open(&kn, &opt, why, sizeof why), KN_OK);
             bool ref = kc_is_ref(kn);
             assert_in_range(kn->n_threads, ref || !threads ? 1 : threads, ref ? 1 : 64);

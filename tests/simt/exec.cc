@@ -6,6 +6,7 @@
  * order shows in one of them. */
 #include "exec.h"
 #include "race.h"
+#include "runtime.h"
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@
 namespace simt
 {
 
-world w;
+world w = {nullptr, {}, {}, {}, {}, nullptr, 0, options_initial, nullptr, nullptr, nullptr};
 
 constexpr size_t SMEM_MAX = 256u << 10;
 constexpr size_t SMEM_ALIGN = 128;
@@ -212,7 +213,7 @@ static void block_prepare(exec *ex)
 
 static void block_run(exec *ex)
 {
-    while (ex->n_live) {
+    while (ex->n_live && !ex->trapped) {
         unsigned turn = 0;
         if (w.opt.schedule == SCHEDULE_RANDOM)
             turn = (unsigned)(exec_draw(ex) % ex->n_warps);
@@ -248,7 +249,7 @@ void exec_run(const launch_shape &shape, const std::function<void()> &body)
     ex->random = w.opt.seed + ex->blocks;
     ex->n_threads = shape.block.x * shape.block.y * shape.block.z;
     ex->n_warps = ex->n_threads / LANES;
-    ex->fenced = false;
+    ex->fenced = ex->trapped = false;
     w.grid = shape.grid;
     w.block = shape.block;
     smem_place(ex, shape.smem);
@@ -256,7 +257,7 @@ void exec_run(const launch_shape &shape, const std::function<void()> &body)
     report_signals_on();
     uint64_t n = (uint64_t)shape.grid.x * shape.grid.y * shape.grid.z;
     uint64_t first = w.opt.schedule == SCHEDULE_RANDOM ? exec_draw(ex) % n : 0;
-    for (uint64_t k = 0; k < n; k++) {
+    for (uint64_t k = 0; k < n && !ex->trapped; k++) {
         uint64_t i = block_order(ex, k, n, first);
         w.bid = dim3((unsigned)(i % shape.grid.x), (unsigned)(i / shape.grid.x % shape.grid.y),
                      (unsigned)(i / shape.grid.x / shape.grid.y));
@@ -269,6 +270,21 @@ void exec_run(const launch_shape &shape, const std::function<void()> &body)
     }
     report_signals_off();
     ex->shape = nullptr;
+    if (ex->trapped)
+        stick(cudaErrorLaunchFailure);
+}
+
+/* With trap_is_error the launch is abandoned where it stands: its fibers are simply never resumed. */
+void trap(place at)
+{
+    w.cur->at = at;
+    if (!w.opt.trap_is_error)
+        report("trap", "the kernel stopped itself");
+    w.ex->trapped = true;
+    thread *t = w.cur;
+    t->state = THREAD_DONE;
+    fiber_switch(w.ex, t, nullptr);
+    __builtin_unreachable();
 }
 
 /* ---- waiting for one another ---- */

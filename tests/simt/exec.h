@@ -93,6 +93,7 @@ struct exec {
     const std::function<void()> *body;
     uint64_t random; /* state of the draws */
     bool fenced;     /* the kernel called __threadfence: blocks may talk */
+    bool trapped;    /* a thread stopped the kernel */
 
     /* totals, for tests and rates */
     uint64_t switches, collectives, barriers, blocks;

@@ -13,3 +13,14 @@ bool race_active()
     return false;
 }
 } // namespace simt
+namespace simt
+{
+void race_copy(void *, const void *, size_t) {}
+void race_range(void *, size_t, bool) {}
+void atomic_begin(const void *p, size_t bytes)
+{
+    check_access(p, bytes, bytes, "atomic");
+}
+void atomic_end() {}
+void fence() {}
+} // namespace simt

@@ -12,6 +12,9 @@ void race_barrier();                /* all threads of the block have met */
 void race_warp_sync(uint32_t mask); /* those lanes of the running warp have met in __syncwarp */
 enum access { ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC };
 void race_access(const void *p, size_t bytes, enum access kind); /* by the running thread */
+/* A copy (src NULL: a fill) by the running stream operation. */
+void race_copy(void *dst, const void *src, size_t bytes);
+void race_range(void *p, size_t bytes, bool write);
 bool race_active();
 
 } // namespace simt

@@ -49,12 +49,6 @@ void report(const char *kind, const char *format, ...)
     abort();
 }
 
-void trap(place at)
-{
-    w.cur->at = at;
-    report("trap", "the kernel stopped itself");
-}
-
 /* ---- faults ---- */
 
 static const int signals[] = {SIGSEGV, SIGBUS, SIGILL};

@@ -58,7 +58,11 @@ struct options {
     size_t device_bytes;     /* what cudaMalloc and cuMemCreate can give out together */
     int sm_major, sm_minor;  /* what the device says it is */
     size_t smem_optin_bytes; /* shared memory that a block can ask for */
+    bool trap_is_error; /* __trap is cudaErrorLaunchFailure, as on a device, instead of a report */
 };
+/* Of a card of the sm_89 kind. */
+constexpr options options_initial = {SCHEDULE_FORWARD, STREAMS_LAZY, 1, true, (size_t)8 << 30, 8, 9,
+                                     101376,           false};
 options options_default();
 
 struct thread; /* one CUDA thread: exec.h */
@@ -165,7 +169,6 @@ static inline int dp4a_us(uint32_t a, int b, int c)
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define __shared__ static_shared_memory_is_not_allowed_use_DYN_SMEM
@@ -179,6 +182,6 @@ static inline int dp4a_us(uint32_t a, int b, int c)
 #define blockIdx (simt::w.bid)
 #define blockDim (simt::w.block)
 #define gridDim (simt::w.grid)
-#define warpSize 32
+constexpr int warpSize = 32;
 
 #include "simt_builtins.h"

@@ -14,8 +14,7 @@ namespace simt
 
 void warp_sync(uint32_t mask, place at)
 {
-    static const collective op = {"__syncwarp",
-                                  [](void **, uint32_t mask) { race_warp_sync(mask); }};
+    static const collective op = {"__syncwarp", [](void **, uint32_t m) { race_warp_sync(m); }};
     collect(op, mask, nullptr, at);
 }
 
