@@ -216,6 +216,8 @@ void models_take_loaded(struct engine *en);
 int models_unload(struct engine *en, const char *name, struct err *e);
 void models_close(struct engine *en);
 void models_drop(struct engine *en, struct model_ref **m);
+/* m itself or the next one in the list that is READY; NULL. What is LOADING is the loader's alone. */
+struct model_ref *models_ready(struct model_ref *m);
 uint64_t models_held(const struct engine *en); /* bytes of pages of all pools */
 
 /* session.c */

@@ -345,6 +345,13 @@ int models_chat(struct model_ref *m, const char *name, struct chat **ret, struct
     return err_set(e, BC_EUNKNOWN, "chat_template", "no chat template is called \"%.40s\"", name);
 }
 
+struct model_ref *models_ready(struct model_ref *m)
+{
+    while (m != NULL && m->state != MODEL_READY)
+        m = m->next;
+    return m;
+}
+
 uint64_t models_held(const struct engine *en)
 {
     uint64_t held = 0;

@@ -30,7 +30,8 @@ static const float *entry_logits(const struct batch *b, const struct batch_entry
 void sample_batch(struct engine *en)
 {
     int32_t recent[SAMPLER_REPEAT_MAX];
-    for (struct model_ref *m = en->models; m != NULL && !en->failed; m = m->next)
+    for (struct model_ref *m = models_ready(en->models); m != NULL && !en->failed;
+         m = models_ready(m->next))
         for (uint32_t i = 0; i < m->batch.n_entries; i++) {
             struct batch_entry *x = &m->batch.entries[i];
             if (x->n == 0 || x->n_out == 0)
@@ -124,7 +125,8 @@ static void deliver_token(struct engine *en, const struct batch *b, const struct
 
 void deliver_batch(struct engine *en)
 {
-    for (struct model_ref *m = en->models; m != NULL && !en->failed; m = m->next)
+    for (struct model_ref *m = models_ready(en->models); m != NULL && !en->failed;
+         m = models_ready(m->next))
         for (uint32_t i = 0; i < m->batch.n_entries; i++) {
             const struct batch_entry *x = &m->batch.entries[i];
             struct session *s = x->s;

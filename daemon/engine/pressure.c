@@ -239,11 +239,11 @@ static void gate_pages(struct engine *en, struct batch_entry *b)
 void pressure_reserve(struct engine *en)
 {
     en->score_rows_left = en->opt.score_rows;
-    for (struct model_ref *m = en->models; m != NULL; m = m->next)
+    for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))
         for (uint32_t i = 0; i < m->batch.n_entries; i++)
             gate_budget(en, &m->batch.entries[i]);
     prunes_run(en);
-    for (struct model_ref *m = en->models; m != NULL; m = m->next)
+    for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))
         for (uint32_t i = 0; i < m->batch.n_entries; i++) {
             struct batch_entry *b = &m->batch.entries[i];
             if (b->s->prune.active || b->s->req == NULL || en->failed)

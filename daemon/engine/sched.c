@@ -121,10 +121,10 @@ static void pick_prompts(struct engine *en, struct model_ref *m, uint32_t *rows,
 
 void sched_pick(struct engine *en)
 {
-    for (struct model_ref *m = en->models; m != NULL; m = m->next) {
+    for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next)) {
         struct batch *b = &m->batch;
         b->n_entries = b->n_rows = b->n_outs = b->n_queries = 0;
-        if (m->state != MODEL_READY || m->sessions == 0)
+        if (m->sessions == 0)
             continue;
         uint32_t rows = b->rows_max, outs = b->outs_max;
         pick_decodes(en, m, &rows, &outs, collect(en, m, TURN_PREFILL) > 0);
@@ -222,7 +222,8 @@ static int pass(struct model_ref *m, struct err *e)
 
 void batch_forward(struct engine *en)
 {
-    for (struct model_ref *m = en->models; m != NULL && !en->failed; m = m->next) {
+    for (struct model_ref *m = models_ready(en->models); m != NULL && !en->failed;
+         m = models_ready(m->next)) {
         struct err e = {0};
         if (m->batch.n_entries == 0)
             continue;
