@@ -327,6 +327,7 @@ bool outflow_run(struct stream *st)
     }
     uint64_t room = 0;
     int rc = push_out(st, &t);
+    uint64_t seen = st->w.head; /* what "no room" was said of */
     if (ring_writer_publish(&st->w))
         shm_ring_bell(&st->shm);
     st->blocked = rc == 0;
@@ -334,7 +335,6 @@ bool outflow_run(struct stream *st)
         rc = ring_writer_room(&st->w, &room);
     bool again = false;
     if (rc >= 0 && (st->blocked || room < PORT_ROOM_MIN)) {
-        uint64_t seen = st->w.head;
         rc = ring_writer_wait(&st->w, 0);
         again = rc >= 0 && st->w.head != seen; /* room came meanwhile: look again, no bell will */
         if (rc >= 0)

@@ -397,9 +397,10 @@ void stream_run(struct stream *st)
     if (!st->dead && st->out_due)
         st->out_due = outflow_run(st);
     st->running = false;
-    if (st->dead)
-        stream_free(st);
-    else if (st->in_due || st->out_due)
+    if (st->dead) {
+        if (!st->queued) /* else its next turn is the last */
+            stream_free(st);
+    } else if (st->in_due || st->out_due)
         server_run(st->server, st);
 }
 

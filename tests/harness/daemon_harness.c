@@ -128,22 +128,51 @@ static bool ready_wait(struct dh *d)
     return false;
 }
 
-struct dh *dh_start(const char *model, const char *const *args)
+static struct dh *start_on(struct dh *d, const char *path, const char *const *args)
 {
-    const char *more[ARGS_MAX] = {"--model", NULL, "--threads=1"};
-    char path[512];
+    const char *more[ARGS_MAX] = {"--model", path, "--threads=1"};
     size_t n = 3;
-    snprintf(path, sizeof path, "%s%s", strchr(model, '/') != NULL ? "" : TEST_VECTORS "/", model);
-    more[1] = path;
     for (; args != NULL && *args != NULL && n < ARGS_MAX - 12; args++)
         more[n++] = *args;
-    struct dh *d = dh_new();
     spawn(d, more);
     if (!ready_wait(d)) {
         log_show(d);
         fail_msg("backcastd did not become ready");
     }
     return d;
+}
+
+struct dh *dh_start(const char *model, const char *const *args)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s%s", strchr(model, '/') != NULL ? "" : TEST_VECTORS "/", model);
+    return start_on(dh_new(), path, args);
+}
+
+struct dh *dh_start_long(const char *const *args)
+{
+    static const char key[] = "llama.context_length";
+    const uint32_t context = 1u << 20;
+    char path[64];
+    struct dh *d = dh_new();
+    FILE *in = fopen(TEST_VECTORS "/tiny-llama.gguf", "rb");
+    assert_non_null(in);
+    assert_int_equal(fseek(in, 0, SEEK_END), 0);
+    size_t size = (size_t)ftell(in);
+    char *bytes = malloc(size);
+    rewind(in);
+    assert_int_equal(fread(bytes, 1, size, in), size);
+    fclose(in);
+    char *at = memmem(bytes, size, key, sizeof key - 1);
+    assert_non_null(at);
+    memcpy(at + sizeof key - 1 + 4, &context, 4); /* behind the key: type u32, then the value */
+    snprintf(path, sizeof path, "%s/model.gguf", d->dir);
+    FILE *out = fopen(path, "wb");
+    assert_non_null(out);
+    assert_int_equal(fwrite(bytes, 1, size, out), size);
+    fclose(out);
+    free(bytes);
+    return start_on(d, path, args);
 }
 
 int dh_wait(struct dh *d, unsigned timeout_ms)
@@ -172,6 +201,8 @@ void dh_free(struct dh **pd)
     unlink(d->log);
     unlink(d->socket);
     snprintf(path, sizeof path, "%s/s/backcast.lock", d->dir);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/model.gguf", d->dir);
     unlink(path);
     snprintf(path, sizeof path, "%s/s", d->dir);
     rmdir(path);
