@@ -23,7 +23,9 @@ struct chat_ui {
     struct link link;
     struct watch w;
     backcast_session *s;
-    bool tty, quit, more; /* more: inside a message of several lines */
+    bool tty, quit;
+    bool more;   /* inside a message of several lines */
+    bool broken; /* the last line was broken off by Ctrl-C */
     EditLine *el;
     History *hist;
     HistEvent he;
@@ -106,9 +108,16 @@ static const char *line_read(struct chat_ui *ui, bool *again)
             interrupt_reset();
             el_reset(ui->el);
             fputs("\n", stdout);
-            *again = true;
+            if (ui->broken) { /* twice in a row */
+                ui->quit = true;
+                ui->exit = CLI_INTERRUPTED;
+                return NULL;
+            }
+            fputs("(Ctrl-C again ends the chat)\n", stderr);
+            ui->broken = *again = true;
             return "";
         }
+        ui->broken = false;
         if (s == NULL || n <= 0)
             return NULL;
         if (s[0] != '\n')

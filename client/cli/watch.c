@@ -5,6 +5,7 @@
 #include "json.h"
 #include "watch.h"
 
+#define DRAIN_MS 30 /* a reply and the record that goes with it take two ways */
 #define HELD_BYTES_MAX (1u << 20)
 
 int session_begin(const struct link *l, struct args *a, backcast_session **ret, bool *ret_old)
@@ -123,13 +124,13 @@ void prune_text(const struct transcript *t, const struct backcast_event *ev, cha
         return;
     const struct backcast_range *r = &ev->pruned.dropped[longest];
     if (t != NULL && transcript_words(t, *r, words, 100))
-        snprintf(buf + at, len - at, ", most of it \"%s\"", words);
+        snprintf(buf + at, len - at, ", the longest piece \"%s\"", words);
     else
-        snprintf(buf + at, len - at, ", most of it %llu..%llu", (unsigned long long)r->first,
+        snprintf(buf + at, len - at, ", the longest piece %llu..%llu", (unsigned long long)r->first,
                  (unsigned long long)(r->first + r->count - 1));
     if (ev->pruned.n_dropped == 1) { /* it is all of it */
-        char *most = strstr(buf + at, "most of it ");
-        memmove(most, most + 11, strlen(most + 11) + 1);
+        char *most = strstr(buf + at, "the longest piece ");
+        memmove(most, most + 18, strlen(most + 18) + 1);
     }
 }
 
@@ -328,7 +329,7 @@ int watch_send(struct watch *w, const char *role, const char *text, size_t len,
 void watch_drain(struct watch *w)
 {
     struct backcast_event ev;
-    while (backcast_next(w->c, &ev, 0) == 1)
+    while (backcast_next(w->c, &ev, DRAIN_MS) == 1)
         show(w, &ev);
 }
 

@@ -30,7 +30,7 @@ void watch_close(struct watch *w);
  * FAILED, or INTERRUPTED (cancelled by Ctrl-C). */
 int watch_send(struct watch *w, const char *role, const char *text, size_t len,
                const struct backcast_generate_options *opt);
-/* Events that are there, without waiting (of a live budget, of a prune). */
+/* Events that a call has caused (of a live budget, of a prune). */
 void watch_drain(struct watch *w);
 /* What an attached session said before. */
 void watch_replay(struct watch *w);
