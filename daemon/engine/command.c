@@ -87,28 +87,12 @@ static void cancel_all(struct engine *en, struct session *s, uint32_t reason)
         cancel_in_intake(en, s, reason);
 }
 
-/* Whoever waits for a prune or scores of a session that closes is told so. */
-static void refuse_waiters(struct engine *en, struct session *s)
-{
-    struct command who = {.session = s->id};
-    struct err e = {0};
-    err_set(&e, BC_ECANCELLED, "session", "session %llu was closed", (unsigned long long)s->id);
-    if (s->prune.active && s->prune.reply) {
-        who.conn = s->prune.conn;
-        who.request_id = s->prune.request_id;
-        report_error(en, &who, &e);
-    }
-    if (s->scoring.active && s->scoring.reply) {
-        who.conn = s->scoring.conn;
-        who.request_id = s->scoring.request_id;
-        report_error(en, &who, &e);
-    }
-}
-
 static void close_session(struct engine *en, struct session *s)
 {
+    struct err e = {0};
+    err_set(&e, BC_ECANCELLED, "session", "session %llu was closed", (unsigned long long)s->id);
     cancel_all(en, s, END_CANCELLED);
-    refuse_waiters(en, s);
+    sess_refuse_waiters(en, s, &e);
     sess_close(en, &s);
 }
 
@@ -128,6 +112,8 @@ static void run_close(struct engine *en, struct command *c)
 
 static void run_gone(struct engine *en, struct command *c)
 {
+    if (c->conn == 0) /* nobody: named sessions that wait for an attach */
+        return;
     for (struct model_ref *m = en->models; m != NULL; m = m->next)
         for (struct command **at = &m->waiting; *at != NULL;) {
             struct command *w = *at;
@@ -189,8 +175,8 @@ static void run_generate(struct engine *en, struct command *c)
 {
     struct session *s = sess_find(en, c->session);
     struct err e = {0};
-    if (s != NULL && c->own.m != NULL && !queue_prompt_arrived(en, s, c))
-        return; /* cancelled on its way, and answered then */
+    if (c->own.m != NULL && (s == NULL || !queue_prompt_arrived(en, s, c)))
+        return; /* cancelled, or its session closed, while it was in intake: answered then */
     int rc = sess_for(en, c, &s, &e);
     if (rc == BC_OK && s->conn != c->conn)
         rc = err_set(&e, BC_EPERMISSION, "session",

@@ -23,6 +23,7 @@
 #define SESSION_MAGIC 0x73657373u
 #define MODEL_REF_MAGIC 0x6d726566u
 
+#define MAX_TOKENS_DEFAULT 512
 #define ENGINE_MODELS_MAX 16 /* loaded at once */
 #define MODEL_CHATS_MAX 16   /* templates that a session may ask for by name */
 #define SCORES_PER_REPORT 128
@@ -181,7 +182,8 @@ void queue_open(struct engine *en);
 void queue_close(struct engine *en);
 void queue_stop(struct engine *en); /* any thread: everybody wakes up and ends */
 bool queue_stopping(struct engine *en);
-void queue_refuse_all(struct engine *en); /* the threads are gone: what still waits is answered */
+/* The threads are gone: what still waits is answered. */
+void queue_refuse_all(struct engine *en, const struct err *e);
 void queue_inbox_take(struct engine *en, struct command **ret); /* a list; the caller owns it */
 bool queue_wait(struct engine *en, bool recheck);               /* false: stop */
 void queue_publish(struct engine *en);                          /* made reports -> outbox, wake */
@@ -227,6 +229,8 @@ void sess_close(struct engine *en, struct session **s);
 struct session *sess_find(struct engine *en, uint64_t id);
 /* The session that c names, if c's sender may use it. */
 int sess_for(struct engine *en, const struct command *c, struct session **ret, struct err *e);
+/* Whoever waits for a prune or for scores of this session is told why there will be none. */
+void sess_refuse_waiters(struct engine *en, struct session *s, const struct err *e);
 struct session *sess_named(struct engine *en, uint32_t uid, const char *name);
 bool sess_parked(const struct session *s);
 void sess_append(struct session *s, const int32_t *ids, uint32_t n); /* cache, stream, ring */

@@ -16,8 +16,7 @@
 #define MAX_ROWS_DEFAULT 512
 #define MAX_ROWS_MIN 8
 #define PREFILL_CHUNK_DEFAULT 256
-#define SCORE_ROWS_DEFAULT 512
-#define MAX_TOKENS_DEFAULT 512
+#define SCORE_ROWS_DEFAULT 256
 #define SESSION_BUDGET_DEFAULT (64u << 20)
 
 /* ---- the step ---- */
@@ -100,9 +99,11 @@ void engine_fail(struct engine *en, const struct err *e)
     if (en->failure.code == BC_OK)
         en->failure.code = BC_EDEVICE;
     log_error("engine", "nothing runs any more: %s", e->text);
-    for (uint32_t i = 0; i < en->n_sessions; i++)
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
         if (en->list[i]->req != NULL)
             request_end(en, en->list[i], END_ERROR, &en->failure);
+        sess_refuse_waiters(en, en->list[i], &en->failure);
+    }
 }
 
 bool engine_failed(const struct engine *en)
@@ -249,10 +250,14 @@ void engine_stop(struct engine *en)
         en->threads = false;
     }
     /* the threads are gone: their state is this thread's now */
-    for (uint32_t i = 0; i < en->n_sessions; i++)
+    struct err e = {0};
+    err_set(&e, BC_ECLOSED, "", "the daemon is stopping");
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
         if (en->list[i]->req != NULL)
             request_end(en, en->list[i], END_RETRY, NULL);
-    queue_refuse_all(en);
+        sess_refuse_waiters(en, en->list[i], &e);
+    }
+    queue_refuse_all(en, &e);
     queue_publish(en);
 }
 

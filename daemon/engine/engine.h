@@ -1,21 +1,26 @@
 /* engine.h: the one thread that owns sessions and caches.
  *
- *   loop thread --command--> [intake: template + tokens] --command--> [engine] --report--> loop
- * thread
+ *   loop --engine_post--> [inbox] --------------------------> engine --report--> engine_take
+ *             '--prompt--> [intake: template, tokens] -----------^  '--file--> [loader]
  *
- * A command has one owner at a time: engine_post takes it (it must be malloced with command_new),
- * the engine frees it. Reports travel back through a bounded queue per session and one for replies;
- * the loop takes them with engine_take and frees them with report_free. Nobody else touches a
- * session. The engine never waits for a reader: when a session's queue or ring has no room the
- * session is parked and its neighbours go on.
+ * A command has one owner at a time: engine_post takes it (it must be made with command_new), the
+ * engine frees it. Reports travel back through one queue; the loop takes them with engine_take and
+ * frees them with report_free. Nobody else touches a session. The engine never waits for a reader:
+ * when a session's reports pile up or its ring has no room the session is parked and its neighbours
+ * go on.
+ *
+ * Every command but GONE and ROOM is answered by exactly one reply with its request_id. Replies to commands that need
+ * no waiting come in the order of the commands; one that waits for a model, for its prompt's tokens
+ * or for a prune comes when that is done.
  *
  * The step, on one screen, is engine_step in engine.c:
  *   take inbox -> pick rows -> reserve memory (prune first where due) -> one forward pass per model
- * -> sample -> deliver -> stats
+ *   -> sample -> deliver -> check ceilings -> stats
  *
  * Threads: engine_post, engine_take from the loop thread; engine_step from the engine thread only
  * (engine_start makes it; tests may step by hand instead). Models are shared, immutable and
- * reference-counted by the engine.
+ * reference-counted by the engine; each has a backend of its own, so that one can be loaded while
+ * others run.
  */
 #ifndef BACKCAST_ENGINE_H
 #define BACKCAST_ENGINE_H
@@ -52,7 +57,7 @@ struct engine_options {
         void *arg); /* called (any thread) when engine_take has something new; e.g. uv_async_send */
     void *wake_arg;
     void (*progress)(void *arg, const char *model, uint64_t done,
-                     uint64_t total); /* loading; may be NULL */
+                     uint64_t total); /* from the loading thread; may be NULL */
     void *progress_arg;
 };
 struct engine_model_path {
@@ -262,8 +267,7 @@ struct report {
         struct {
             uint32_t reason, code, tokens_in, tokens_out, tokens_cached, prunes, end_id;
             uint64_t tokens_dropped, prefill_us, decode_us;
-            enum chat_state chat; /* where the conversation stands now: the loop passes it with the
-                                     next GENERATE */
+            enum chat_state chat; /* where the conversation stands now */
             char text[256];
         } end;
         struct {
@@ -277,9 +281,8 @@ struct report {
         } closed;
     } u;
 };
-/* The next report, or NULL. Loop thread. Stream reports of a session come in order; replies in the
- * order of their requests. The loop subtracts from port->queued when a report has gone into the
- * ring. */
+/* The next report, or NULL. Loop thread. Stream reports of a session come in order. The loop subtracts
+ * from port->queued when a report has gone into the ring. */
 struct report *engine_take(struct engine *en);
 void report_free(struct report **r);
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_TOKENS_DEFAULT 512
 #define REPEAT_LAST_DEFAULT 64
 #define TEMPERATURE_MAX 100
 #define REPEAT_PENALTY_MAX 100

@@ -233,14 +233,12 @@ static void refuse_list(struct engine *en, struct command **list, const struct e
     }
 }
 
-void queue_refuse_all(struct engine *en)
+void queue_refuse_all(struct engine *en, const struct err *e)
 {
-    struct err e = {0};
-    err_set(&e, BC_ECLOSED, "", "the daemon is stopping");
     for (struct model_ref *m = en->models; m != NULL; m = m->next)
-        refuse_list(en, &m->waiting, &e);
-    refuse_list(en, &en->intake, &e);
-    refuse_list(en, &en->inbox, &e);
+        refuse_list(en, &m->waiting, e);
+    refuse_list(en, &en->intake, e);
+    refuse_list(en, &en->inbox, e);
     en->intake_tail = &en->intake;
     en->inbox_tail = &en->inbox;
 }

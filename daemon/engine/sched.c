@@ -6,8 +6,7 @@
  *
  * Turns go to the uid that was served longest ago, and among its sessions to the one that was
  * served longest ago; decodes and prompts keep separate turns. So a prompt of a hundred thousand
- * tokens delays a decode by one pass of bounded size, and another prompt by one chunk a session; a
- * user with a hundred sessions gets no more turns than a user with one. Parked sessions (whose
+ * tokens delays a decode by one chunk a pass, and another prompt by one chunk a session; a user with a hundred sessions gets no more turns than a user with one. Parked sessions (whose
  * client does not read) and those whose cache is being refreshed are passed over.
  */
 #include "core.h"
@@ -128,6 +127,8 @@ void sched_pick(struct engine *en)
             continue;
         uint32_t rows = b->rows_max, outs = b->outs_max;
         pick_decodes(en, m, &rows, &outs, collect(en, m, TURN_PREFILL) > 0);
+        if (b->n_entries > 0) /* who waits for a next word waits for one chunk at most */
+            rows = BC_MIN(rows, en->opt.prefill_chunk);
         pick_prompts(en, m, &rows, &outs);
     }
 }

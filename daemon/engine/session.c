@@ -228,6 +228,23 @@ void sess_close(struct engine *en, struct session **ps)
     sess_free(ps);
 }
 
+void sess_refuse_waiters(struct engine *en, struct session *s, const struct err *e)
+{
+    struct command who = {.session = s->id};
+    if (s->prune.active && s->prune.reply) {
+        who.conn = s->prune.conn;
+        who.request_id = s->prune.request_id;
+        report_error(en, &who, e);
+        prune_abort(s);
+    }
+    if (s->scoring.active && s->scoring.reply) {
+        who.conn = s->scoring.conn;
+        who.request_id = s->scoring.request_id;
+        report_error(en, &who, e);
+        scores_abort(s);
+    }
+}
+
 /* ---- small things ---- */
 
 bool sess_parked(const struct session *s)

@@ -358,6 +358,8 @@ static void add_reply(struct eh *h, struct report *r)
         for (uint32_t i = 0; i < h->n_streams; i++)
             if (h->streams[i]->session == 0 && h->streams[i]->end.request_id == r->request_id)
                 h->streams[i]->session = r->session;
+    for (uint32_t i = 0; i < h->n_replies; i++) /* one answer each */
+        assert_true(h->replies[i]->request_id != r->request_id);
     h->replies = grown(h->replies, h->n_replies, sizeof *h->replies);
     h->replies[h->n_replies++] = r;
 }
