@@ -105,6 +105,8 @@ static char *read_line(char *line, int size, void *arg)
             err_set(f->e, BC_EINVALID, "", "%s: the line is longer than %d bytes", what, size - 2);
     const char *p = line + strspn(line, " \t");
     const char *end = *p == '[' ? strchr(p, ']') : NULL;
+    if (*p == '[' && end == NULL && f->rc == BC_OK)
+        f->rc = err_set(f->e, BC_EINVALID, "", "%s: neither [section] nor key = value", what);
     if (end != NULL && end - p - 1 > SECTION_BYTES_MAX)
         f->rc = err_set(f->e, BC_EINVALID, "", "%s: the section's name is longer than %d bytes",
                         what, SECTION_BYTES_MAX);
@@ -115,6 +117,14 @@ static int unknown_key(const struct file_state *f, const char *section, const ch
 {
     char what[240];
     place(f, what, sizeof what);
+    if (section[0] == '\0')
+        return err_set(f->e, BC_EINVALID, key, "%s: key %.60s stands before any [section]", what,
+                       key);
+    if (param_section_text(section) == NULL)
+        return err_set(f->e, BC_EINVALID, key,
+                       "%s: unknown section [%.60s]: daemon, memory, session, model, limits or "
+                       "model.NAME",
+                       what, section);
     const char *near = param_nearest(key, false);
     return err_set(f->e, BC_EINVALID, key, "%s: unknown key %.60s in [%.60s]%s%s%s", what, key,
                    section, near != NULL ? ": is " : "", near != NULL ? near : "",

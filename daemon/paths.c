@@ -78,8 +78,9 @@ int paths_default_model(const struct config *c, char *ret_path, size_t size, cha
         models_folder(0, dir, sizeof dir);
         return err_set(e, BC_ENOTFOUND, "model",
                        "no model: %.60s.gguf is neither in %.120s nor in " SYSTEM_MODELS
-                       ". `backcast pull` fetches it; or name a file: --model FILE",
-                       asked, dir);
+                       ". `backcast pull` fetches %s; or name a file: --model FILE",
+                       asked, dir,
+                       strcmp(asked, PATHS_DEFAULT_MODEL) == 0 ? "it" : PATHS_DEFAULT_MODEL);
     }
     name_of(ret_path, ret_name, name_size);
     return BC_OK;

@@ -1,0 +1,276 @@
+/* Starting and stopping: one daemon a socket, stale sockets, wrong options, signals at any time, a
+ * parent that dies, a configuration that changes. */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include "daemon_harness.h"
+#include "raw_client.h"
+
+#define TINY TEST_VECTORS "/tiny-llama.gguf"
+
+static void served(const char *socket)
+{
+    struct raw *r = raw_connect(socket);
+    raw_hello(r);
+    struct raw_session *s = raw_open(r, NULL);
+    raw_generate(s, "hello", 5, NULL);
+    raw_collect(s);
+    raw_session_free(&s);
+    raw_close(&r);
+}
+
+static void a_second_start_touches_nothing(void **state)
+{
+    (void)state;
+    struct dh *d = dh_start("tiny-llama.gguf", NULL);
+    struct stat before, after;
+    char log[2000];
+    assert_int_equal(stat(d->socket, &before), 0);
+    assert_int_equal(before.st_mode & 07777, 0660);
+    const char *const args[] = {"--model", TINY, "--socket", d->socket, NULL};
+    assert_int_equal(dh_start_fails(args, log, sizeof log), 1);
+    assert_non_null(strstr(log, "another daemon serves"));
+    assert_int_equal(stat(d->socket, &after), 0);
+    assert_int_equal(before.st_ino, after.st_ino);
+    served(d->socket);
+    dh_stop(&d);
+}
+
+/* A program that listens there without our lock is alive all the same. */
+static void a_strangers_socket_is_left_alone(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/backcast-start-XXXXXX", path[64], log[2000];
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/x.sock", dir);
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+    snprintf(sa.sun_path, sizeof sa.sun_path, "%s", path);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&sa, sizeof sa), 0);
+    assert_int_equal(listen(fd, 5), 0);
+    const char *const args[] = {"--model", TINY, "--socket", path, NULL};
+    assert_int_equal(dh_start_fails(args, log, sizeof log), 1);
+    assert_non_null(strstr(log, "another program serves"));
+    assert_int_equal(access(path, F_OK), 0);
+    close(fd); /* now it is stale */
+    unlink(path);
+    int file = open(path, O_CREAT | O_WRONLY, 0600);
+    close(file);
+    assert_int_equal(dh_start_fails(args, log, sizeof log), 1);
+    assert_non_null(strstr(log, "is no socket"));
+    assert_int_equal(access(path, F_OK), 0);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/x.lock", dir);
+    unlink(path);
+    rmdir(dir);
+}
+
+static void a_stale_socket_is_replaced(void **state)
+{
+    (void)state;
+    struct dh *d = dh_start("tiny-llama.gguf", NULL);
+    assert_int_equal(kill(d->pid, SIGKILL), 0);
+    dh_wait(d, 5000);
+    assert_int_equal(access(d->socket, F_OK), 0);
+    const char *const args[] = {"--socket", d->socket, NULL};
+    struct dh *next = dh_start("tiny-llama.gguf", args);
+    served(d->socket);
+    snprintf(next->socket, sizeof next->socket, "%s", d->socket);
+    dh_stop(&next);
+    dh_free(&d);
+}
+
+static void what_cannot_work_is_said(void **state)
+{
+    (void)state;
+    static const struct {
+        int code;
+        const char *args[5], *says;
+    } cases[] = {
+        {2, {"--bugdet=5MiB"}, "--budget"},
+        {2, {"--kv-memory=lots"}, "lots"},
+        {2, {"--config=/nowhere/at/all.conf"}, "/nowhere/at/all.conf"},
+        {1, {"--model", "/nowhere.gguf"}, "/nowhere.gguf"},
+        {1, {"--model", "not-a-name-of-a-model"}, "backcast pull"},
+        {1, {"--model", TEST_VECTORS "/README.md"}, "README.md"},
+        {1, {"--model", TINY, "--log=loud"}, "loud"},
+        {1, {"--model", TINY, "--backend=abacus"}, "abacus"},
+        {1, {"--model", TINY, "--socket-group=no-such-group-here"}, "no-such-group-here"},
+        {1, {"--model", TINY, "--socket=/nowhere/at/all/x.sock"}, "/nowhere/at/all"},
+        {2,
+         {"--socket=/tmp/"
+          "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+          "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.sock"},
+         "107"},
+    };
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char log[2000];
+        int code = dh_start_fails(cases[i].args, log, sizeof log);
+        if (code != cases[i].code || strstr(log, cases[i].says) == NULL)
+            fail_msg("case %u: code %d, \"%s\"; wanted %d and \"%s\"", i, code, log, cases[i].code,
+                     cases[i].says);
+    }
+}
+
+static void the_longest_socket_path_works(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/backcast-start-XXXXXX", path[108], arg[120], lock[120];
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/%0*d.sock", dir, (int)(107 - strlen(dir) - 6), 7);
+    assert_int_equal(strlen(path), 107);
+    snprintf(arg, sizeof arg, "--socket=%s", path);
+    const char *const args[] = {arg, NULL};
+    struct dh *d = dh_start("tiny-llama.gguf", args);
+    served(path);
+    assert_int_equal(kill(d->pid, SIGTERM), 0);
+    assert_int_equal(dh_wait(d, 5000), 0);
+    assert_int_equal(access(path, F_OK), -1);
+    dh_free(&d);
+    snprintf(lock, sizeof lock, "%.*s.lock", 102, path);
+    assert_int_equal(unlink(lock), 0);
+    rmdir(dir);
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* In the middle of a prefill, of decoding, of an upload: requests end with RETRY, then the end. */
+static void signals_end_it_in_good_order(void **state)
+{
+    (void)state;
+    static char text[15000];
+    memset(text, 'p', sizeof text);
+    for (unsigned i = 0; i < 4; i++) {
+        struct dh *d = dh_start_long(NULL);
+        struct raw *r = raw_connect(d->socket);
+        raw_hello(r);
+        struct raw_session *s = raw_open(r, NULL);
+        Backcast__Generate g = BACKCAST__GENERATE__INIT;
+        g.has_max_tokens = g.has_ignore_end = 1;
+        g.max_tokens = 1000000;
+        g.ignore_end = 1;
+        if (i == 1) {
+            raw_generate(s, "go", 2, &g);
+        } else if (i == 2) {
+            g.has_session = g.has_kind = g.has_ring_bytes = 1;
+            g.session = s->id;
+            g.kind = 1;
+            g.ring_bytes = 50000;
+            raw_send(r, FRAME_GENERATE, &g.base);
+        } else if (i == 3) {
+            raw_generate(s, text, sizeof text, &g);
+        }
+        if (i != 3)
+            usleep(50000);
+        uint64_t start = now_ms();
+        assert_int_equal(kill(d->pid, i % 2 == 0 ? SIGTERM : SIGINT), 0);
+        if (i == 1 || i == 3) {
+            raw_collect(s); /* what the ring holds outlives the daemon */
+            assert_int_equal(s->end.reason, END_RETRY);
+        }
+        assert_int_equal(dh_wait(d, 5000), 0);
+        assert_true(now_ms() - start < 5000);
+        raw_is_closed(r);
+        assert_int_equal(atomic_load(&s->d2c->state), RING_CLOSED);
+        dh_free(&d);
+        raw_session_free(&s);
+        raw_close(&r);
+    }
+}
+
+static void a_second_signal_ends_it_at_once(void **state)
+{
+    (void)state;
+    struct dh *d = dh_start("tiny-llama.gguf", NULL);
+    kill(d->pid, SIGTERM);
+    kill(d->pid, SIGINT);
+    assert_int_equal(dh_wait(d, 5000), 0);
+    dh_free(&d);
+}
+
+static void it_does_not_outlive_its_parent(void **state)
+{
+    (void)state;
+    struct dh *d = dh_start("tiny-llama.gguf", NULL);
+    assert_int_equal(shutdown(d->parent_fd, SHUT_RDWR), 0);
+    assert_int_equal(dh_wait(d, 5000), 0);
+    dh_free(&d);
+}
+
+static bool log_has_changes(void *arg)
+{
+    return dh_log_has(arg, "changes");
+}
+
+static void sighup_applies_what_can_change(void **state)
+{
+    (void)state;
+    char conf[] = "/tmp/backcast-conf-XXXXXX", arg[64];
+    int fd = mkstemp(conf);
+    assert_true(fd >= 0);
+    static const char before[] = "[limits]\nsessions = 1\n",
+                      after[] = "[limits]\nsessions = 2\n[memory]\nkv_memory = 1GiB\n"
+                                "[session]\npolicy = h2o\n";
+    assert_int_equal(write(fd, before, sizeof before - 1), sizeof before - 1);
+    snprintf(arg, sizeof arg, "--config=%s", conf);
+    const char *const args[] = {arg, NULL};
+    struct dh *d = dh_start("tiny-llama.gguf", args);
+    struct raw *r = raw_connect(d->socket);
+    raw_hello(r);
+    struct raw_session *a = raw_open(r, NULL), *b;
+    Backcast__OpenSession m = BACKCAST__OPEN_SESSION__INIT;
+    raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 5, "sessions");
+    assert_int_equal(pwrite(fd, after, sizeof after - 1, 0), sizeof after - 1);
+    assert_int_equal(kill(d->pid, SIGHUP), 0);
+    assert_true(dh_until(log_has_changes, d, 5000));
+    assert_true(dh_log_has(d, "[limits] sessions applied"));
+    assert_false(dh_log_has(d, "kv_memory")); /* the command line says otherwise, as before */
+    Backcast__SessionOpened *o = raw_call(r, FRAME_OPEN_SESSION, &m.base, FRAME_SESSION_OPENED);
+    assert_memory_equal(o->policy.data, "h2o", 3);
+    b = raw_session_of(r);
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, "nonsense\n", 9, 0), 9);
+    assert_int_equal(kill(d->pid, SIGHUP), 0);
+    usleep(300000);
+    assert_true(dh_log_has(d, "nothing has changed"));
+    raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 5, "sessions"); /* still 2 */
+    raw_session_free(&a);
+    raw_session_free(&b);
+    raw_close(&r);
+    dh_stop(&d);
+    close(fd);
+    unlink(conf);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_second_start_touches_nothing),
+        cmocka_unit_test(a_strangers_socket_is_left_alone),
+        cmocka_unit_test(a_stale_socket_is_replaced),
+        cmocka_unit_test(what_cannot_work_is_said),
+        cmocka_unit_test(the_longest_socket_path_works),
+        cmocka_unit_test(signals_end_it_in_good_order),
+        cmocka_unit_test(a_second_signal_ends_it_at_once),
+        cmocka_unit_test(it_does_not_outlive_its_parent),
+        cmocka_unit_test(sighup_applies_what_can_change),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
