@@ -123,6 +123,19 @@ static void deliver_token(struct engine *en, const struct batch *b, const struct
         request_finish(en, s, END_CONTEXT);
 }
 
+/* A prompt that waits for its turn, or for a long refresh, must not look like a dead daemon. */
+static void remind(struct engine *en)
+{
+    uint64_t now = clock_us();
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        const struct request *q = s->req;
+        if (q != NULL && q->kind == REQUEST_GENERATE && q->phase == REQUEST_PREFILL &&
+            now > q->progress_us + PROGRESS_US && !sess_parked(s))
+            report_progress(en, s);
+    }
+}
+
 void deliver_batch(struct engine *en)
 {
     for (struct model_ref *m = models_ready(en->models); m != NULL && !en->failed;
@@ -140,4 +153,5 @@ void deliver_batch(struct engine *en)
             else
                 deliver_token(en, &m->batch, x);
         }
+    remind(en);
 }

@@ -12,7 +12,6 @@
  * full and something waits to be appended, so where a prompt is cut changes nothing.
  */
 #include "core.h"
-#include "clock.h"
 #include "log.h"
 #include <stdio.h>
 #include <string.h>
@@ -167,14 +166,10 @@ static void prune_step(struct engine *en, struct session *s)
     en->worked = true;
     en->score_rows_left -= BC_MIN(rows, seqcache_count(s->cache));
     int rc = evict_run(s->ev, s->m->model, s->cache, s->prune.keep, rows, &answer, &rec, &e);
-    if (rc < 0) {
+    if (rc < 0)
         prune_failed(en, s, &e);
-    } else if (answer == EVICT_DONE) {
+    else if (answer == EVICT_DONE)
         prune_done(en, s, &rec);
-    } else if (s->req != NULL && s->req->phase == REQUEST_PREFILL &&
-               clock_us() - s->req->progress_us > PROGRESS_US && !sess_parked(s)) {
-        report_progress(en, s); /* a long refresh must not look like a dead daemon */
-    }
 }
 
 /* Refreshes and scores under way, oldest first: one is finished before the next begins. */

@@ -1,0 +1,75 @@
+/* A device that fails in the middle: every request ends with the reason, every later one is
+ * refused with it, sessions can still be listed and closed, and all bytes come back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <string.h>
+#include "core.h"
+#include "engine_harness.h"
+
+static int broken(struct kn *kn)
+{
+    (void)kn;
+    return KN_EDEVICE;
+}
+
+static void small(struct engine_options *o, void *arg)
+{
+    (void)arg;
+    o->prefill_chunk = 16;
+    o->score_rows = 16;
+}
+
+static void a_failed_device_ends_everything_politely(void **state)
+{
+    (void)state;
+    for (int where = 0; where < 40; where++) {
+        struct eh *h = eh_open("tiny-llama.gguf", small, NULL);
+        struct kn *kn = h->en->default_model->kn;
+        struct kn_ops ops = *kn->ops;
+        ops.status = broken;
+        struct generate_options o = eh_greedy(50);
+        int32_t ids[300];
+        uint64_t s[3];
+        for (int i = 0; i < 300; i++)
+            ids[i] = 3 + i * 7 % 280;
+        for (int i = 0; i < 3; i++) {
+            s[i] =
+                eh_session(h, &(struct eh_ask){.policy = "counter_causal", .budget_tokens = 100});
+            eh_ids(h, s[i], ids, 100 * (size_t)(i + 1), &o);
+        }
+        struct command *prune = eh_command(h, CMD_PRUNE, s[1]);
+        prune->u.budget.keep = 40;
+        for (int i = 0; i < where; i++)
+            eh_step(h);
+        uint32_t asked = eh_post(h, prune);
+        kn->ops = &ops;
+        eh_run(h);
+        assert_true(engine_failed(h->en));
+        for (int i = 0; i < 3; i++) {
+            struct eh_stream *st = eh_stream(h, s[i]);
+            assert_int_equal(st->n_ends, 1);
+            if (st->end.u.end.reason != END_LENGTH) {
+                assert_int_equal(st->end.u.end.reason, END_ERROR);
+                assert_int_equal(st->end.u.end.code, -BC_EDEVICE);
+            }
+        }
+        eh_reply(h, asked); /* done, busy or failed: but answered */
+        eh_expect_error(h, eh_post_ids(h, s[0], ids, 5, &o), BC_EDEVICE, "");
+        eh_expect_error(h, eh_post_open(h, &(struct eh_ask){.budget_tokens = 64}), BC_EDEVICE, "");
+        const struct report *r = eh_expect(h, eh_post(h, eh_command(h, CMD_STAT, 0)), REP_STAT);
+        assert_int_equal(r->u.stat.n_sessions, 3);
+        eh_close_session(h, s[2]);
+        eh_close(&h);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_failed_device_ends_everything_politely),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
