@@ -50,7 +50,7 @@ static void on_progress(void *arg, const char *model, uint64_t done, uint64_t to
         return;
     d->load_percent = percent;
     snprintf(status, sizeof status, "Loading %.100s: %d %%", model, percent);
-    notify_status(d->opt.parent_fd, status);
+    notify_loading(d->opt.parent_fd, status);
 }
 
 static void *loader_main(void *arg)

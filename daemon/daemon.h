@@ -58,7 +58,7 @@ int daemon_run(struct daemon *d);
 
 /* ---- notify.c: the service manager, and the parent of a private daemon */
 void notify_ready(int parent_fd, const char *status);
-void notify_status(int parent_fd, const char *status);
+void notify_loading(int parent_fd, const char *status);
 void notify_stopping(int parent_fd);
 void notify_failed(int parent_fd, const char *why);
 /* The inherited descriptor called "control"; -1: none. Others are closed, with a warning. */

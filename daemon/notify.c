@@ -28,9 +28,10 @@ void notify_ready(int parent_fd, const char *status)
     parent_line(parent_fd, "READY", "1");
 }
 
-void notify_status(int parent_fd, const char *status)
+void notify_loading(int parent_fd, const char *status)
 {
-    sd_notifyf(0, "STATUS=%s", status);
+    /* as long as it gets on, it may take its time */
+    sd_notifyf(0, "STATUS=%s\nEXTEND_TIMEOUT_USEC=60000000", status);
     parent_line(parent_fd, "STATUS", status);
 }
 
