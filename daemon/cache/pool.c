@@ -18,8 +18,9 @@ struct pool {
     struct kn *kn;
     struct kn_kv kv;
     uint32_t max_pages, n_fresh, n_spare, pages_out;
-    uint32_t *refs;  /* [max_pages] */
-    uint32_t *spare; /* [n_spare] of max_pages */
+    uint32_t *refs;              /* [max_pages] */
+    uint32_t *spare;             /* [n_spare] of max_pages */
+    struct ledger_owner **owner; /* [max_pages] who a page is booked to */
 };
 
 static void shape_check(const struct kn_kv *shape)
@@ -52,8 +53,9 @@ int pool_open(struct pool **ret, struct kn *kn, const struct kn_kv *shape, uint3
     p->max_pages = max_pages;
     p->refs = calloc(max_pages, sizeof *p->refs);
     p->spare = calloc(max_pages, sizeof *p->spare);
-    if (p->refs == NULL || p->spare == NULL) {
-        rc = err_nomem(e, max_pages * sizeof *p->refs);
+    p->owner = calloc(max_pages, sizeof *p->owner);
+    if (p->refs == NULL || p->spare == NULL || p->owner == NULL) {
+        rc = err_nomem(e, max_pages * (sizeof *p->refs + sizeof *p->spare + sizeof *p->owner));
         goto fail;
     }
     if (kn->ops->arena_open(kn, shape->stride, max_pages, &p->kv.base) != KN_OK) {
@@ -64,6 +66,7 @@ int pool_open(struct pool **ret, struct kn *kn, const struct kn_kv *shape, uint3
     *ret = p;
     return 0;
 fail:
+    free(p->owner);
     free(p->spare);
     free(p->refs);
     free(p);
@@ -79,6 +82,7 @@ void pool_close(struct pool **pp)
     bc_assert(p->pages_out == 0);
     p->kn->ops->arena_close(p->kn, p->kv.base, p->kv.stride, p->max_pages);
     p->magic = 0;
+    free(p->owner);
     free(p->spare);
     free(p->refs);
     free(p);
@@ -116,6 +120,7 @@ static void page_out(struct pool *p, uint32_t page)
 
 static void page_back(struct pool *p, uint32_t page)
 {
+    pool_book(p, page, NULL);
     p->kn->ops->arena_release(p->kn, p->kv.base, p->kv.stride, page);
     p->spare[p->n_spare++] = page;
     p->pages_out--;
@@ -152,6 +157,23 @@ void pool_drop(struct pool *p, uint32_t page)
         page_back(p, page);
 }
 
+static enum ledger_kind book_kind(const struct ledger_owner *o)
+{
+    return o != NULL && o->rank == LEDGER_SESSION ? LEDGER_kv : LEDGER_shared;
+}
+
+void pool_book(struct pool *p, uint32_t page, struct ledger_owner *o)
+{
+    MAGIC_OK(p, POOL_MAGIC);
+    bc_assert(page < p->max_pages);
+    struct ledger_owner *was = p->owner[page];
+    if (o == was)
+        return;
+    ledger_credit(was, book_kind(was), pool_page_bytes(p));
+    ledger_charge(o, book_kind(o), pool_page_bytes(p));
+    p->owner[page] = o;
+}
+
 uint32_t pool_refs(const struct pool *p, uint32_t page)
 {
     MAGIC_OK(p, POOL_MAGIC);
@@ -186,4 +208,10 @@ uint32_t pool_pages_max(const struct pool *p)
 {
     MAGIC_OK(p, POOL_MAGIC);
     return p->max_pages;
+}
+
+size_t pool_table_bytes(const struct pool *p)
+{
+    MAGIC_OK(p, POOL_MAGIC);
+    return sizeof *p + p->max_pages * (sizeof *p->refs + sizeof *p->spare + sizeof *p->owner);
 }

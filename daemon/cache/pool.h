@@ -7,8 +7,8 @@
  */
 #ifndef BACKCAST_POOL_H
 #define BACKCAST_POOL_H
-#include "base.h"
 #include "kn.h"
+#include "ledger.h"
 
 struct pool;
 
@@ -32,10 +32,15 @@ void pool_ref(struct pool *p, uint32_t page);
 void pool_drop(struct pool *p, uint32_t page);
 uint32_t pool_refs(const struct pool *p, uint32_t page);
 
+/* Books a page that is out to an owner: as kv to a session, as shared to anybody else; NULL: to
+ * nobody, as pages are when they are taken. */
+void pool_book(struct pool *p, uint32_t page, struct ledger_owner *o);
+
 /* kn_kv_row_bytes + POOL_INDEX_BYTES: the true cost of a token. */
 size_t pool_row_bytes(const struct pool *p);
 size_t pool_page_bytes(const struct pool *p); /* stride + KN_PAGE_ROWS * POOL_INDEX_BYTES */
 size_t pool_bytes_held(const struct pool *p);
 uint32_t pool_pages_out(const struct pool *p);
 uint32_t pool_pages_max(const struct pool *p);
+size_t pool_table_bytes(const struct pool *p); /* host memory beside the pages */
 #endif

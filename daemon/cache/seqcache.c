@@ -25,6 +25,7 @@ struct page_use {
 struct seqcache {
     unsigned magic;
     struct pool *pool;
+    struct ledger_owner *owner; /* NULL: its pages are not booked */
     uint32_t n_rows, n_pages;
     int32_t *ids, *positions;
     uint64_t *stream;
@@ -72,6 +73,12 @@ struct pool *seqcache_pool(const struct seqcache *s)
 {
     MAGIC_OK(s, SEQCACHE_MAGIC);
     return s->pool;
+}
+
+void seqcache_owner(struct seqcache *s, struct ledger_owner *o)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    s->owner = o;
 }
 
 uint32_t seqcache_count(const struct seqcache *s)
@@ -157,6 +164,7 @@ static int pages_take(struct seqcache *s, uint32_t more, struct err *e)
                 pool_drop(s->pool, fresh[i].page);
             return rc;
         }
+        pool_book(s->pool, fresh[i].page, s->owner);
     }
     return 0;
 }

@@ -20,6 +20,8 @@ struct seqcache;
 int seqcache_open(struct seqcache **ret, struct pool *p, struct err *e);
 void seqcache_close(struct seqcache **s); /* gives every page back */
 struct pool *seqcache_pool(const struct seqcache *s);
+/* Whom its pages are booked to, from the next one on; NULL (at open): nobody. */
+void seqcache_owner(struct seqcache *s, struct ledger_owner *o);
 
 uint32_t seqcache_count(const struct seqcache *s);
 const int32_t *seqcache_ids(const struct seqcache *s);       /* [count] */

@@ -337,8 +337,8 @@ static void model_fill(const struct model_ref *m, struct report_model *r)
 {
     const struct model_info *mi = model_info(m->model);
     *r = (struct report_model){.bytes_weights = mi->bytes_weights,
-                               .bytes_scratch =
-                                   mi->bytes_scratch + m->batch.bytes + m->sampler.bytes,
+                               .bytes_scratch = ledger_own(&m->owner, LEDGER_scratch),
+                               .bytes_text = ledger_own(&m->owner, LEDGER_text),
                                .context = mi->context_train,
                                .sessions = m->sessions};
     snprintf(r->name, sizeof r->name, "%s", m->name);

@@ -28,6 +28,8 @@
 #define MODEL_CHATS_MAX 16   /* templates that a session may ask for by name */
 #define SCORES_PER_REPORT 128
 #define SCORES_REPORTS_STEP 16
+/* What every session has beside its pages, arrays of its policy and prompt. */
+#define SESSION_STATE_BYTES (sizeof(struct session) + SAMPLER_REPEAT_MAX * sizeof(int32_t))
 #define RECHECK_NS 1000000000u /* parked sessions are looked at again at least this often */
 #define PROGRESS_US 900000u
 
@@ -49,8 +51,9 @@ struct model_ref {
     struct pool *pools[2][2];                   /* [f16, f32][hidden] */
     struct batch batch;
     struct sampler sampler;
-    struct err err;          /* why the load failed */
-    struct command *waiting; /* opens and loads until it is there, oldest first */
+    struct err err;            /* why the load failed */
+    struct command *waiting;   /* opens and loads until it is there, oldest first */
+    struct ledger_owner owner; /* weights, scratch, text */
     uint32_t sessions;
     uint32_t prompts; /* in intake; under engine.lock */
     uint64_t last_use_us;
@@ -85,7 +88,8 @@ struct scoring {
 /* Turns of one uid: sessions of one user share its turn. */
 struct uid_turn {
     uint32_t uid, sessions;
-    uint64_t turn[2]; /* when last served: decode, prefill */
+    struct ledger_owner *owner; /* while there are sessions */
+    uint64_t turn[2];           /* when last served: decode, prefill */
 };
 
 struct session_face { /* under engine.lock */
@@ -108,6 +112,7 @@ struct session {
     char name[65], client[64];
     struct session_port *port;
     struct session_face face;
+    struct ledger_owner owner; /* kv, state, refresh, prompts */
 
     struct model_ref *m;
     struct chat *chat;
@@ -141,6 +146,9 @@ enum turn_kind { TURN_DECODE, TURN_PREFILL };
 struct engine {
     unsigned magic;
     struct engine_options opt; /* strings owned */
+    struct ledger *ledger;
+    bool own_ledger;
+    uint64_t booked; /* its own tables */
     struct engine_model_path *paths;
     size_t n_paths;
     uint64_t page_budget; /* kv_memory */

@@ -136,6 +136,13 @@ static int check_options(const struct engine_options *o, struct err *e)
     return BC_OK;
 }
 
+/* The tables of sessions and users, made once. */
+static uint64_t table_bytes(const struct engine *en)
+{
+    return sizeof *en + en->n_slots * sizeof *en->slots +
+           en->max_sessions * (sizeof *en->list + sizeof *en->cand + sizeof *en->uids);
+}
+
 static int copy_options(struct engine *en, const struct engine_options *o, struct err *e)
 {
     en->opt = *o;
@@ -167,6 +174,8 @@ static int copy_options(struct engine *en, const struct engine_options *o, struc
                                        .path = copy_or_null(o->models[en->n_paths].path),
                                        .chat_template =
                                            copy_or_null(o->models[en->n_paths].chat_template)};
+    en->booked = table_bytes(en);
+    ledger_charge(ledger_daemon(en->ledger), LEDGER_state, en->booked);
     return BC_OK;
 }
 
@@ -202,6 +211,13 @@ int engine_open(struct engine **ret, const struct engine_options *opt, struct er
         return err_nomem(e, sizeof *en);
     en->magic = ENGINE_MAGIC;
     queue_open(en);
+    en->ledger = opt->ledger;
+    en->own_ledger = opt->ledger == NULL;
+    if (en->own_ledger && (rc = ledger_open(&en->ledger, e)) < 0) {
+        queue_close(en);
+        free(en);
+        return rc;
+    }
     if ((rc = copy_options(en, opt, e)) < 0 || (rc = load_default(en, e)) < 0) {
         engine_close(&en);
         return rc;
@@ -295,6 +311,9 @@ void engine_close(struct engine **pen)
         report_free(&r);
     queue_close(en);
     free_options(en);
+    ledger_credit(ledger_daemon(en->ledger), LEDGER_state, en->booked);
+    if (en->own_ledger)
+        ledger_close(&en->ledger);
     en->magic = 0;
     free(en);
     *pen = NULL;
@@ -314,7 +333,7 @@ void engine_counts(const struct engine *en, struct engine_counts *ret)
         if (m->state != MODEL_READY)
             continue;
         c.bytes_weights += model_info(m->model)->bytes_weights;
-        c.bytes_scratch += model_info(m->model)->bytes_scratch + m->batch.bytes + m->sampler.bytes;
+        c.bytes_scratch += ledger_own(&m->owner, LEDGER_scratch);
     }
     *ret = c;
 }
@@ -335,6 +354,12 @@ void engine_totals(struct engine *en, struct engine_counts *ret)
                                   .steps = w[4],
                                   .reports_queued = w[5],
                                   .sessions = (uint32_t)w[6]};
+}
+
+struct ledger *engine_ledger(const struct engine *en)
+{
+    MAGIC_OK(en, ENGINE_MAGIC);
+    return en->ledger;
 }
 
 const char *engine_default_model(const struct engine *en)

@@ -46,6 +46,7 @@ struct engine_options {
     const struct engine_model_path
         *models; /* names that OpenSession takes beside paths; [n_models]; copied */
     size_t n_models;
+    struct ledger *ledger;       /* the process's; NULL: one of its own */
     uint64_t kv_memory;          /* bytes of pages of all sessions together: hard; never 0 */
     uint64_t session_budget;     /* default budget of a session, bytes */
     uint32_t max_rows;           /* rows of a pass: decodes first, the rest is prefill; 0: 512 */
@@ -216,15 +217,15 @@ struct report_score {
     uint32_t flags;
 };
 struct report_session { /* for REP_OPENED, REP_ATTACHED, REP_BUDGET and each session of REP_STAT */
-    uint64_t id, budget_bytes, page_bytes, row_bytes, live, held, prunes, dropped, tokens_in,
-        tokens_out, prune_micros, last_use_us;
+    uint64_t id, budget_bytes, page_bytes, row_bytes, live, held, shared, other, prunes, dropped,
+        tokens_in, tokens_out, prune_micros, last_use_us;
     uint32_t uid, budget, keep, frozen, recent, tokens, context;
     char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32];
     bool attached;
 };
 struct report_model {
     char name[96], family[16], path[256], backend[48], chat_template[32];
-    uint64_t bytes_weights, bytes_scratch;
+    uint64_t bytes_weights, bytes_scratch, bytes_text;
     uint32_t context, sessions;
 };
 struct report {
@@ -303,4 +304,5 @@ void engine_totals(struct engine *en, struct engine_counts *ret);
 /* The device failed: every request ended with END_ERROR and none is taken any more (any thread). */
 bool engine_failed(const struct engine *en);
 const char *engine_default_model(const struct engine *en);
+struct ledger *engine_ledger(const struct engine *en);
 #endif

@@ -58,6 +58,7 @@ static struct model_ref *ref_new(struct engine *en, char *path, const char *name
     snprintf(m->chat_template, sizeof m->chat_template, "%s",
              chat_template != NULL ? chat_template : "");
     m->last_use_us = clock_us();
+    ledger_owner_open(&m->owner, LEDGER_MODEL, ledger_daemon(en->ledger));
     m->next = en->models;
     en->models = m;
     return m;
@@ -186,6 +187,18 @@ static int batch_alloc(struct batch *b, const struct model_info *mi, struct err 
     return BC_OK;
 }
 
+/* All work space that exists because the model is loaded: its own, the backend's, a pass's arrays,
+ * the tables of its pools. */
+static void book_scratch(struct model_ref *m)
+{
+    uint64_t bytes = model_info(m->model)->bytes_scratch + m->kn->bytes_scratch + m->batch.bytes +
+                     m->sampler.bytes;
+    for (int i = 0; i < 4; i++)
+        if (m->pools[i / 2][i % 2] != NULL)
+            bytes += pool_table_bytes(m->pools[i / 2][i % 2]);
+    ledger_set(&m->owner, LEDGER_scratch, bytes);
+}
+
 int models_query_space(struct model_ref *m, struct err *e)
 {
     struct batch *b = &m->batch;
@@ -195,6 +208,7 @@ int models_query_space(struct model_ref *m, struct err *e)
     if ((b->queries = calloc(n, sizeof(float))) == NULL)
         return err_nomem(e, n * sizeof(float));
     b->bytes += n * sizeof(float);
+    book_scratch(m);
     return BC_OK;
 }
 
@@ -259,6 +273,9 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
     }
     m->err = (struct err){0}; /* keys that are looked for and may be absent leave their traces */
     const struct model_info *mi = model_info(m->model);
+    ledger_set(&m->owner, LEDGER_weights, mi->bytes_weights);
+    ledger_set(&m->owner, LEDGER_text, tok_bytes(m->tok));
+    book_scratch(m);
     if (m->name[0] == '\0')
         snprintf(m->name, sizeof m->name, "%s", mi->name);
     log_info("engine.models", "%s: %s, %u layers, %zu bytes of weights on %s %s, %llu ms", m->name,
@@ -323,6 +340,7 @@ int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hi
         int rc = pool_open(at, m->kn, &shape, (uint32_t)n, e);
         if (rc < 0)
             return rc;
+        book_scratch(m);
     }
     *ret = *at;
     return BC_OK;
@@ -392,6 +410,9 @@ void models_drop(struct engine *en, struct model_ref **pm)
         tok_close(&m->tok);
     if (m->kn != NULL)
         kn_close(&m->kn);
+    for (unsigned i = 0; i < N_LEDGER; i++)
+        ledger_set(&m->owner, (enum ledger_kind)i, 0);
+    ledger_owner_close(&m->owner);
     free(m->path);
     m->magic = 0;
     free(m);

@@ -133,6 +133,7 @@ static void prune_done(struct engine *en, struct session *s, const struct evict_
     report_pruned(en, s, rec, seqcache_bytes_held(s->cache));
     if (job.reply)
         prune_reply(en, s, rec);
+    evict_forget(s->ev);
     s->prune = (struct prune){0};
     if (s->req != NULL && s->req->phase == REQUEST_ENDING)
         request_end(en, s, s->req->end_reason, NULL);

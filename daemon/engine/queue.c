@@ -271,6 +271,7 @@ struct report *engine_take(struct engine *en)
             en->outbox_tail = &en->outbox;
         en->reports_out--;
         r->next = NULL;
+        ledger_credit(ledger_daemon(en->ledger), LEDGER_reports, r->bytes);
     }
     pthread_mutex_unlock(&en->lock);
     return r;

@@ -26,6 +26,7 @@ void report_free(struct report **r)
 
 static void made_push(struct engine *en, struct report *r)
 {
+    ledger_charge(ledger_daemon(en->ledger), LEDGER_reports, r->bytes);
     *en->made_tail = r;
     en->made_tail = &r->next;
     en->n_made++;

@@ -64,6 +64,11 @@ static int take_memory(struct engine *en, struct session *s, const struct evict_
     return rc;
 }
 
+static uint64_t request_bytes(const struct request *q)
+{
+    return sizeof *q + q->n * sizeof *q->ids + q->out.cap;
+}
+
 /* The request itself, its ids led by the token that the last one left pending. */
 static struct request *request_new(struct session *s, const struct command *c, struct err *e)
 {
@@ -105,11 +110,14 @@ static struct request *request_new(struct session *s, const struct command *c, s
         free(q);
         return NULL;
     }
+    ledger_charge(&s->owner, LEDGER_prompts, request_bytes(q));
     return q;
 }
 
-static void request_free(struct request **q)
+static void request_free(struct session *s, struct request **q)
 {
+    if ((*q)->kind == REQUEST_GENERATE)
+        ledger_credit(&s->owner, LEDGER_prompts, request_bytes(*q));
     deliver_close(&(*q)->out);
     free((*q)->ids);
     free(*q);
@@ -134,7 +142,7 @@ int request_accept(struct engine *en, struct session *s, struct command *c, stru
     if (q == NULL)
         return BC_ENOMEM;
     if ((rc = take_memory(en, s, &p, (uint32_t)n, e)) < 0) {
-        request_free(&q);
+        request_free(s, &q);
         return rc;
     }
     if (s->frozen_auto) {
@@ -226,7 +234,7 @@ void request_end(struct engine *en, struct session *s, enum record_end_reason re
     s->last_use_us = clock_us();
     report_end(en, s, q, reason, e);
     s->req = NULL;
-    request_free(&q);
+    request_free(s, &q);
     queue_face(en, s);
 }
 

@@ -11,8 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+static uint64_t value_bytes(uint32_t n)
+{
+    return (n + (uint64_t)1) * sizeof(float);
+}
+
 void scores_abort(struct session *s)
 {
+    if (s->scoring.value != NULL)
+        ledger_credit(&s->owner, LEDGER_refresh, value_bytes(s->scoring.n));
     free(s->scoring.value);
     s->scoring = (struct scoring){0};
 }
@@ -28,13 +35,14 @@ static int scores_start(struct engine *en, struct session *s, const struct comma
         return err_set(e, BC_EBUSY, "session", "session %llu has a request or a prune under way",
                        (unsigned long long)s->id);
     uint32_t n = seqcache_count(s->cache);
-    float *value = malloc((n + 1) * sizeof *value);
+    float *value = malloc(value_bytes(n));
     struct request *q = own ? calloc(1, sizeof *q) : NULL;
     if (value == NULL || (own && q == NULL)) {
         free(value);
         free(q);
-        return err_nomem(e, (n + 1) * sizeof *value);
+        return err_nomem(e, value_bytes(n));
     }
+    ledger_charge(&s->owner, LEDGER_refresh, value_bytes(n));
     if (own) {
         q->kind = REQUEST_SCORES;
         q->conn = c->conn;

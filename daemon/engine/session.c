@@ -74,6 +74,7 @@ static int check_kv_type(const char *name, enum kn_type *ret, struct err *e)
     return BC_OK;
 }
 
+/* NULL: no memory. */
 static struct uid_turn *turns_take(struct engine *en, uint32_t uid)
 {
     struct uid_turn *vacant = NULL;
@@ -87,8 +88,17 @@ static struct uid_turn *turns_take(struct engine *en, uint32_t uid)
             vacant = u;
     }
     bc_assert(vacant != NULL); /* as many as sessions */
-    *vacant = (struct uid_turn){.uid = uid, .sessions = 1};
+    struct ledger_owner *owner = ledger_uid_get(en->ledger, uid);
+    if (owner == NULL)
+        return NULL;
+    *vacant = (struct uid_turn){.uid = uid, .sessions = 1, .owner = owner};
     return vacant;
+}
+
+static void turns_drop(struct engine *en, struct uid_turn *u)
+{
+    if (--u->sessions == 0)
+        ledger_uid_put(en->ledger, &u->owner);
 }
 
 /* The names in a request become ones that live as long as the program. */
@@ -126,12 +136,14 @@ static int open_cache(struct engine *en, struct session *s, const struct command
                           (unsigned long long)s->budget_bytes, (unsigned long long)most);
     if (policy->needs_query && (rc = models_query_space(s->m, e)) < 0)
         return rc;
-    if ((rc = evict_open(&s->ev, &p, e)) < 0)
+    if ((rc = evict_open(&s->ev, &p, e)) < 0 || (rc = seqcache_open(&s->cache, s->pool, e)) < 0)
         return rc;
-    return seqcache_open(&s->cache, s->pool, e);
+    evict_owner(s->ev, &s->owner);
+    seqcache_owner(s->cache, &s->owner);
+    return BC_OK;
 }
 
-static void sess_free(struct session **ps)
+static void sess_free(struct engine *en, struct session **ps)
 {
     struct session *s = *ps;
     if (s->cache != NULL)
@@ -140,8 +152,11 @@ static void sess_free(struct session **ps)
         evict_close(&s->ev);
     if (s->port != NULL)
         port_drop(&s->port);
-    free(s->scoring.value);
+    scores_abort(s);
     free(s->recent);
+    ledger_credit(&s->owner, LEDGER_state, SESSION_STATE_BYTES);
+    ledger_owner_close(&s->owner); /* asserts that every byte is back */
+    turns_drop(en, s->turns);
     s->magic = 0;
     free(s);
     *ps = NULL;
@@ -160,7 +175,6 @@ static void table_add(struct engine *en, struct session *s)
     s->id = id_next(en);
     s->at = en->n_sessions;
     en->list[en->n_sessions++] = s;
-    s->turns = turns_take(en, s->uid);
     s->m->sessions++;
     pthread_mutex_lock(&en->lock);
     s->face = (struct session_face){.conn = s->conn, .chat = CHAT_FRESH, .fresh = true};
@@ -178,9 +192,13 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
     if (rc < 0)
         return rc;
     struct session *s = calloc(1, sizeof *s);
-    if (s == NULL)
+    if (s == NULL || (s->turns = turns_take(en, c->uid)) == NULL) {
+        free(s);
         return err_nomem(e, sizeof *s);
+    }
     s->magic = SESSION_MAGIC;
+    ledger_owner_open(&s->owner, LEDGER_SESSION, s->turns->owner);
+    ledger_charge(&s->owner, LEDGER_state, SESSION_STATE_BYTES);
     s->conn = c->conn;
     s->uid = c->uid;
     s->priority = c->u.open.priority;
@@ -207,7 +225,7 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
     *ret = s;
     return BC_OK;
 fail:
-    sess_free(&s);
+    sess_free(en, &s);
     return rc;
 }
 
@@ -222,10 +240,9 @@ void sess_close(struct engine *en, struct session **ps)
     struct session *last = en->list[--en->n_sessions];
     en->list[s->at] = last;
     last->at = s->at;
-    s->turns->sessions--;
     s->m->sessions--;
     s->m->last_use_us = clock_us();
-    sess_free(ps);
+    sess_free(en, ps);
 }
 
 void sess_refuse_waiters(struct engine *en, struct session *s, const struct err *e)
@@ -282,6 +299,7 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
         .row_bytes = pool_row_bytes(s->pool),
         .live = seqcache_bytes_live(s->cache),
         .held = seqcache_bytes_held(s->cache),
+        .other = ledger_sum(&s->owner) - ledger_own(&s->owner, LEDGER_kv),
         .prunes = s->prunes,
         .dropped = s->dropped,
         .tokens_in = s->tokens_in,

@@ -37,17 +37,32 @@ int evict_open(struct evict **ret, const struct evict_params *p, struct err *e)
     return 0;
 }
 
+/* Sets what is booked of one kind of memory. */
+static void rebook(struct evict *ev, enum ledger_kind kind, uint64_t *booked, uint64_t bytes)
+{
+    ledger_credit(ev->owner, kind, *booked);
+    ledger_charge(ev->owner, kind, bytes);
+    *booked = bytes;
+}
+
+void evict_owner(struct evict *ev, struct ledger_owner *o)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    bc_assert(ev->owner == NULL && !ev->job.active);
+    ev->owner = o;
+}
+
 void evict_close(struct evict **pev)
 {
     struct evict *ev = *pev;
     if (ev == NULL)
         return;
     evict_abort(ev);
+    evict_forget(ev);
+    rebook(ev, LEDGER_state, &ev->booked_query, 0);
     ev->magic = 0;
     free(ev->mass);
     free(ev->query);
-    free(ev->keep);
-    free(ev->dropped);
     free(ev);
     *pev = NULL;
 }
@@ -81,6 +96,7 @@ void evict_note_query(struct evict *ev, const float *query, uint32_t len)
         free(ev->query);
         ev->query = malloc(len * sizeof *query);
         ev->query_len = ev->query != NULL ? len : 0;
+        rebook(ev, LEDGER_state, &ev->booked_query, ev->query_len * sizeof *query);
     }
     if (ev->query != NULL) /* without it, the next refresh says so */
         memcpy(ev->query, query, len * sizeof *query);
@@ -111,6 +127,23 @@ static struct evict_rows rows_wanted(const struct evict_params *p, uint32_t n)
     };
 }
 
+static uint64_t job_bytes(uint32_t n)
+{
+    const struct evict_job *job = NULL;
+    return (n + (uint64_t)1) * (sizeof *job->value + sizeof *job->pooled + sizeof *job->order);
+}
+
+static uint64_t record_bytes(uint32_t n, uint32_t keep)
+{
+    return (n + (uint64_t)1) * sizeof(uint32_t) +
+           (n - BC_MIN(n, keep) + (uint64_t)1) * sizeof(struct evict_range);
+}
+
+uint64_t evict_run_bytes(const struct evict_params *p, uint32_t n)
+{
+    return evict_policy_prunes(p->policy) ? job_bytes(n) + record_bytes(n, 0) : 0;
+}
+
 static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, struct err *e)
 {
     const struct evict_params *p = &ev->params;
@@ -128,15 +161,16 @@ static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, 
     if (n > keep)
         job->want = rows_wanted(p, n);
     job->next = job->want.first;
-    free(ev->keep);
-    free(ev->dropped);
+    evict_forget(ev);
     ev->keep = calloc(n + 1, sizeof *ev->keep);
     ev->dropped = calloc(n - BC_MIN(n, keep) + 1, sizeof *ev->dropped);
     job->value = calloc(n + 1, sizeof *job->value);
     job->pooled = calloc(n + 1, sizeof *job->pooled);
     job->order = calloc(n + 1, sizeof *job->order);
     if (!ev->keep || !ev->dropped || !job->value || !job->pooled || !job->order)
-        return err_nomem(e, (size_t)n * 24);
+        return err_nomem(e, evict_run_bytes(p, n));
+    rebook(ev, LEDGER_refresh, &ev->booked_job, job_bytes(n));
+    rebook(ev, LEDGER_refresh, &ev->booked_record, record_bytes(n, keep));
     return 0;
 }
 
@@ -147,6 +181,17 @@ void evict_abort(struct evict *ev)
     free(ev->job.pooled);
     free(ev->job.order);
     ev->job = (struct evict_job){.active = false};
+    rebook(ev, LEDGER_refresh, &ev->booked_job, 0);
+}
+
+void evict_forget(struct evict *ev)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    free(ev->keep);
+    free(ev->dropped);
+    ev->keep = NULL;
+    ev->dropped = NULL;
+    rebook(ev, LEDGER_refresh, &ev->booked_record, 0);
 }
 
 /* Values of rows [rows.first, rows.end); a policy that cannot be cut gives those of all. */

@@ -96,6 +96,8 @@ int evict_check(const struct evict_params *p, struct err *e);
 
 int evict_open(struct evict **ret, const struct evict_params *p, struct err *e);
 void evict_close(struct evict **ev);
+/* Books its memory, from now on: state, and the refresh under way. NULL (at open): nobody. */
+void evict_owner(struct evict *ev, struct ledger_owner *o);
 const struct evict_params *evict_params(const struct evict *ev);
 /* Budget, keep, frozen and the like change live (an unfinished run is forgotten); the policy is the
  * session's for life: BC_EINVALID. */
@@ -134,6 +136,10 @@ int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t ke
               uint32_t max_rows, enum evict_answer *ret, struct evict_record *ret_record,
               struct err *e);
 void evict_abort(struct evict *ev);
+/* Frees the arrays of the last record. */
+void evict_forget(struct evict *ev);
+/* Bytes that a run over n tokens takes beside the cache, at most. */
+uint64_t evict_run_bytes(const struct evict_params *p, uint32_t n);
 /* The policy's value of each cached token (before spans), for `backcast scores`. [count] */
 int evict_scores(struct evict *ev, struct model *m, const struct seqcache *s, float *ret,
                  struct err *e);

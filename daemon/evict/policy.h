@@ -30,6 +30,9 @@ struct evict {
 
     uint32_t *keep; /* arrays of the last record */
     struct evict_range *dropped;
+
+    struct ledger_owner *owner; /* NULL: nobody */
+    uint64_t booked_job, booked_record, booked_query;
 };
 
 static inline uint32_t evict_frozen(const struct evict_params *p)
