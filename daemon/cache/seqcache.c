@@ -117,6 +117,19 @@ struct kn_seq seqcache_view(const struct seqcache *s)
     return (struct kn_seq){.kv = pool_kv(s->pool), .slots = s->slots, .n = s->n_rows};
 }
 
+uint32_t seqcache_pages(const struct seqcache *s)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    return s->n_pages;
+}
+
+uint32_t seqcache_page(const struct seqcache *s, uint32_t i)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    bc_assert(i < s->n_pages);
+    return s->pages[i].page;
+}
+
 /* ---- growing --------------------------------------------------------------------------------- */
 
 /* *array becomes [n] elements. False: no memory, it is as it was. */
@@ -216,6 +229,46 @@ void seqcache_pop(struct seqcache *s, uint32_t n)
     s->n_rows -= n;
 }
 
+/* The slots of all pages, those of the rows first. */
+static void slots_place(struct seqcache *s, const struct seqcache_rows *rows, uint8_t *used)
+{
+    uint32_t n_free = rows->n_rows;
+    for (uint32_t i = 0; i < rows->n_rows; i++) {
+        uint32_t slot = rows->slots[i];
+        bc_assert(slot < rows_total(s) && used[slot] == 0);
+        used[slot] = 1;
+        s->slots[i] = s->pages[slot / KN_PAGE_ROWS].page * KN_PAGE_ROWS + slot % KN_PAGE_ROWS;
+    }
+    for (uint32_t slot = 0; slot < rows_total(s); slot++)
+        if (used[slot] == 0)
+            s->slots[n_free++] =
+                s->pages[slot / KN_PAGE_ROWS].page * KN_PAGE_ROWS + slot % KN_PAGE_ROWS;
+}
+
+int seqcache_place(struct seqcache *s, const struct seqcache_rows *rows, struct err *e)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    bc_assert(s->n_rows == 0 && s->n_pages == 0);
+    bc_assert(rows->n_rows <= rows->n_pages * (uint64_t)KN_PAGE_ROWS);
+    size_t n = rows->n_rows, all = (size_t)rows->n_pages * KN_PAGE_ROWS;
+    uint8_t *used = calloc(1, all + 1);
+    if (used == NULL)
+        return err_nomem(e, all + 1);
+    int rc = all > 0 ? seqcache_reserve(s, (uint32_t)all, e) : 0;
+    if (rc < 0)
+        goto out;
+    if (n > 0) {
+        memcpy(s->ids, rows->ids, n * sizeof *s->ids);
+        memcpy(s->positions, rows->positions, n * sizeof *s->positions);
+        memcpy(s->stream, rows->stream, n * sizeof *s->stream);
+    }
+    slots_place(s, rows, used);
+    s->n_rows = rows->n_rows;
+out:
+    free(used);
+    return rc;
+}
+
 /* ---- shrinking ------------------------------------------------------------------------------- */
 
 void seqcache_evict(struct seqcache *s, const uint32_t *keep, uint32_t n_keep)
@@ -291,6 +344,13 @@ uint32_t seqcache_compact(struct seqcache *s)
         pool_drop(s->pool, s->pages[--s->n_pages].page);
     arrays_resize(s, n_stay);
     return n_gone;
+}
+
+void seqcache_clear(struct seqcache *s)
+{
+    s->n_rows = 0;
+    seqcache_compact(s); /* no rows: every page goes, none is moved */
+    bc_assert(s->n_pages == 0);
 }
 
 /* ---- counting -------------------------------------------------------------------------------- */

@@ -29,6 +29,8 @@ const int32_t *seqcache_positions(const struct seqcache *s); /* [count] */
 const uint64_t *seqcache_stream(const struct seqcache *s);   /* [count] */
 const uint32_t *seqcache_slots(const struct seqcache *s);    /* [count] */
 struct kn_seq seqcache_view(const struct seqcache *s);
+uint32_t seqcache_pages(const struct seqcache *s);            /* that it holds */
+uint32_t seqcache_page(const struct seqcache *s, uint32_t i); /* number of the i-th in the pool */
 
 /* Pages that seqcache_reserve would take. */
 uint32_t seqcache_pages_needed(const struct seqcache *s, uint32_t n);
@@ -45,6 +47,19 @@ void seqcache_pop(struct seqcache *s,
 /* Keeps exactly the n_keep cache indices of keep (ascending, asserted); the rest go. Moves no K or
  * V. */
 void seqcache_evict(struct seqcache *s, const uint32_t *keep, uint32_t n_keep);
+/* A whole sequence at once, for one that holds nothing: rows as given, in n_pages pages of their own;
+ * a slot counts these from 0, in the order in which seqcache_page then tells them. The order of
+ * stream indices and that no slot stands twice are the caller's to have checked. All or nothing:
+ * BC_EBUDGET, BC_ENOMEM. */
+struct seqcache_rows {
+    uint32_t n_rows, n_pages;
+    const int32_t *ids, *positions;
+    const uint64_t *stream;
+    const uint32_t *slots;
+};
+int seqcache_place(struct seqcache *s, const struct seqcache_rows *rows, struct err *e);
+/* Gives every page back: it holds nothing. */
+void seqcache_clear(struct seqcache *s);
 /* Moves live rows together so that whole pages can be given back; returns the number of pages
  * freed. */
 uint32_t seqcache_compact(struct seqcache *s);

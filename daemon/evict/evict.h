@@ -112,6 +112,18 @@ uint64_t budget_bytes(const struct evict_params *p, size_t page_bytes);
  * [n_heads * head_dim], if the policy needs it. */
 void evict_note_query(struct evict *ev, const float *query, uint32_t len);
 
+/* state.c: as bytes, and back. What is read is checked; on failure nothing has changed. */
+struct bytes_out;
+struct bytes_in;
+void evict_params_put(const struct evict_params *p, struct bytes_out *o);
+int evict_params_get(struct bytes_in *in, struct evict_params *ret, struct err *e);
+/* policy, score and trigger of r are set; those of *ret live as long as the program. */
+void evict_request_put(const struct evict_request *r, struct bytes_out *o);
+int evict_request_get(struct bytes_in *in, struct evict_request *ret, struct err *e);
+/* What the policy has learnt: h2o's mass, tova's query. n_rows: cached tokens that it belongs to. */
+void evict_state_put(const struct evict *ev, struct bytes_out *o);
+int evict_state_get(struct evict *ev, struct bytes_in *in, uint32_t n_rows, struct err *e);
+
 struct evict_range {
     uint64_t first, count;
 }; /* stream indices */
