@@ -71,6 +71,7 @@ static void *loader_main(void *arg)
         .default_model_name = d->opt.model_name,
         .models = models,
         .n_models = c->n_models,
+        .ledger = d->ledger,
         .kv_memory = c->memory_kv_memory.bytes,
         .session_budget = c->session_budget.bytes,
         .max_tokens_default = (uint32_t)c->session_max_tokens,
@@ -304,9 +305,10 @@ int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err 
                                 .model_path = model_path_of,
                                 .arg = d,
                                 .fatal = on_fatal};
-    int rc = paths_names(opt->config, &d->names, e);
-    if (rc < 0)
+    int rc = ledger_open(&d->ledger, e);
+    if (rc < 0 || (rc = paths_names(opt->config, &d->names, e)) < 0)
         goto fail;
+    so.ledger = d->ledger;
     if (uv_loop_init(&d->loop) < 0 || signals_start(d) < 0 ||
         uv_async_init(&d->loop, &d->loaded, on_loaded) < 0 ||
         uv_async_init(&d->loop, &d->stopped, on_stopped) < 0 ||
@@ -336,6 +338,7 @@ int daemon_run(struct daemon *d)
     server_free(&d->server);
     if (d->engine != NULL)
         engine_close(&d->engine);
+    ledger_close(&d->ledger); /* asserts that every byte is back */
     listen_close(&d->opt.listener);
     int rc = uv_loop_close(&d->loop);
     bc_assert(rc == 0);

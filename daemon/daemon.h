@@ -36,6 +36,7 @@ struct daemon {
     struct daemon_options opt;
     struct paths_names names;
     uv_loop_t loop;
+    struct ledger *ledger; /* every byte of the process, by owner */
     struct server *server;
     struct engine *engine;
     enum daemon_state state;

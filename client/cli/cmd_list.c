@@ -25,12 +25,23 @@ static void session_json(struct json *j, const struct backcast_session_stat *s)
     json_uint(j, "bytes_live", s->bytes_live);
     json_uint(j, "bytes_held", s->bytes_held);
     json_uint(j, "bytes_shared", s->bytes_shared);
+    json_uint(j, "bytes_other", s->bytes_other);
     json_uint(j, "prunes", s->prunes);
     json_uint(j, "prune_micros", s->prune_micros);
     json_uint(j, "tokens_dropped", s->tokens_dropped);
     json_uint(j, "tokens_in", s->tokens_in);
     json_uint(j, "tokens_out", s->tokens_out);
     json_uint(j, "idle_micros", s->idle_micros);
+    json_shut(j, '}');
+}
+
+static void ledger_json(struct json *j, const struct backcast_stats *st)
+{
+    json_open(j, "ledger", '{');
+    for (size_t i = 0; i < st->n_ledger; i++)
+        json_uint(j, st->ledger[i].name, st->ledger[i].bytes);
+    json_uint(j, "booked", st->bytes_booked);
+    json_uint(j, "resident", st->bytes_resident);
     json_shut(j, '}');
 }
 
@@ -48,6 +59,7 @@ static void daemon_json(struct json *j, const struct backcast_stats *st)
     json_uint(j, "sessions", st->n_sessions_all);
     json_uint(j, "connections", st->n_connections);
     json_shut(j, '}');
+    ledger_json(j, st);
     json_open(j, "models", '[');
     for (size_t i = 0; i < st->n_models; i++) {
         const struct backcast_model_stat *m = &st->models[i];
@@ -59,6 +71,7 @@ static void daemon_json(struct json *j, const struct backcast_stats *st)
         json_text(j, "chat_template", m->chat_template);
         json_uint(j, "bytes_weights", m->bytes_weights);
         json_uint(j, "bytes_scratch", m->bytes_scratch);
+        json_uint(j, "bytes_text", m->bytes_text);
         json_uint(j, "context_tokens", m->context_tokens);
         json_uint(j, "sessions", m->sessions);
         json_shut(j, '}');
@@ -82,21 +95,24 @@ static void sessions_json(const struct backcast_stats *st, bool with_daemon)
 
 static void sessions_table(FILE *f, const struct backcast_stats *st)
 {
-    char held[24], idle[24], tokens[32];
+    char held[24], shared[24], other[24], idle[24], tokens[32];
 
-    fprintf(f, "%-6s %-12s %-8s %-20s %-20s %13s %10s %7s %8s %9s %s\n", "ID", "NAME", "STATE",
-            "MODEL", "POLICY", "TOKENS", "HELD", "PRUNES", "DROPPED", "IDLE", "CLIENT");
+    fprintf(f, "%-6s %-12s %-8s %-16s %-19s %13s %10s %10s %10s %7s %8s %9s %s\n", "ID", "NAME",
+            "STATE", "MODEL", "POLICY", "TOKENS", "HELD", "SHARED", "OTHER", "PRUNES", "DROPPED",
+            "IDLE", "CLIENT");
     for (size_t i = 0; i < st->n_sessions; i++) {
         const struct backcast_session_stat *s = &st->sessions[i];
         if (s->budget_tokens > 0)
             snprintf(tokens, sizeof(tokens), "%u/%u", s->tokens, s->budget_tokens);
         else
             snprintf(tokens, sizeof(tokens), "%u", s->tokens);
-        fprintf(f, "%-6llu %-12.12s %-8s %-20.20s %-20.20s %13s %10s %7llu %8llu %9s %s\n",
+        fprintf(f,
+                "%-6llu %-12.12s %-8s %-16.16s %-19.19s %13s %10s %10s %10s %7llu %8llu %9s %s\n",
                 (unsigned long long)s->id, s->name[0] != '\0' ? s->name : "-", s->state, s->model,
-                s->policy, tokens, bytes_text(s->bytes_held, held), (unsigned long long)s->prunes,
-                (unsigned long long)s->tokens_dropped, micros_text(s->idle_micros, idle),
-                s->client[0] != '\0' ? s->client : "-");
+                s->policy, tokens, bytes_text(s->bytes_held, held),
+                bytes_text(s->bytes_shared, shared), bytes_text(s->bytes_other, other),
+                (unsigned long long)s->prunes, (unsigned long long)s->tokens_dropped,
+                micros_text(s->idle_micros, idle), s->client[0] != '\0' ? s->client : "-");
     }
 }
 
@@ -107,6 +123,19 @@ static void daemon_line(FILE *f, const struct backcast_stats *st)
             st->version, micros_text(st->uptime_micros, up), st->n_sessions_all, st->n_connections,
             bytes_text(st->kv_held, kv), bytes_text(st->kv_memory, all),
             bytes_text(st->bytes_weights, w), (unsigned long long)st->steps);
+}
+
+/* Who holds what, in all: every kind that is not empty, the sum, and what the system says. */
+static void ledger_line(FILE *f, const struct backcast_stats *st)
+{
+    char b[24], r[24];
+    fputs("memory", f);
+    for (size_t i = 0; i < st->n_ledger; i++)
+        if (st->ledger[i].bytes > 0)
+            fprintf(f, "%s %s %s", i > 0 ? "," : ":", st->ledger[i].name,
+                    bytes_text(st->ledger[i].bytes, b));
+    fprintf(f, "; booked %s, resident %s\n", bytes_text(st->bytes_booked, b),
+            bytes_text(st->bytes_resident, r));
 }
 
 int cmd_ls(struct args *a)
@@ -122,8 +151,10 @@ int cmd_ls(struct args *a)
         say_failure(l.c, rc, "ls");
     else if (a->json)
         sessions_json(&st, false);
-    else
+    else {
         sessions_table(stdout, &st);
+        ledger_line(stdout, &st);
+    }
     link_close(&l);
     return rc < 0 ? CLI_FAILED : CLI_FINE;
 }
@@ -145,6 +176,9 @@ static void session_print(const struct backcast_session_stat *s)
                s->frozen_tokens, s->recent_tokens);
     printf("\nbytes          %s live, %s held", bytes_text(s->bytes_live, b),
            bytes_text(s->bytes_held, c));
+    if (s->bytes_shared > 0)
+        printf(" (%s of it shared)", bytes_text(s->bytes_shared, t));
+    printf(", %s beside them", bytes_text(s->bytes_other, t));
     if (s->budget_bytes > 0)
         printf(", budget %s", bytes_text(s->budget_bytes, t));
     printf("\nsince opened   %llu tokens in, %llu out\n", (unsigned long long)s->tokens_in,
@@ -210,6 +244,7 @@ int cmd_stat(struct args *a)
         sessions_json(&st, true);
     } else {
         daemon_line(stdout, &st);
+        ledger_line(stdout, &st);
         models_print(&st);
         sessions_table(stdout, &st);
     }
@@ -262,6 +297,7 @@ int cmd_top(struct args *a)
         double s = (double)(st.uptime_micros - up) / 1e6;
         fputs(paint(tty_out(), "\033[H\033[J"), stdout);
         daemon_line(stdout, &st);
+        ledger_line(stdout, &st);
         if (n > 0 && s > 0 && out >= before)
             printf("%.1f tokens/s out\n", (double)(out - before) / s);
         sessions_table(stdout, &st);

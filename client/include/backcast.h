@@ -264,11 +264,17 @@ struct backcast_session_stat {
     uint64_t bytes_live, bytes_held, bytes_shared, budget_bytes, prunes, tokens_dropped, tokens_in,
         tokens_out;
     uint64_t prune_micros, idle_micros;
+    uint64_t bytes_other; /* beside bytes_held: policy, prompt under way, scratch */
 };
 struct backcast_model_stat {
     const char *name, *family, *path, *backend, *chat_template;
     uint64_t bytes_weights, bytes_scratch;
     uint32_t context_tokens, sessions;
+    uint64_t bytes_text; /* vocabulary */
+};
+struct backcast_ledger_line { /* what the daemon has booked of one kind: "weights", "kv" ... */
+    const char *name;
+    uint64_t bytes; /* this user's, and the daemon's where no user has a share */
 };
 struct backcast_stats {
     const struct backcast_session_stat *sessions;
@@ -278,6 +284,9 @@ struct backcast_stats {
     uint64_t kv_held, kv_memory, bytes_weights, bytes_scratch, bytes_rings, uptime_micros, steps;
     uint32_t n_sessions_all, n_connections;
     const char *version;
+    const struct backcast_ledger_line *ledger;
+    size_t n_ledger;
+    uint64_t bytes_booked, bytes_resident; /* sum of the lines; the process, as the system counts */
 };
 /* Sessions that this user may see. The contents live until the next call on c. */
 int backcast_stats(backcast *c, struct backcast_stats *ret);

@@ -94,6 +94,7 @@ struct stats_store { /* what the last struct backcast_stats points into */
     struct backcast_model_stat *models;
     char *strings;
     struct stat_entry *entries;
+    struct backcast_ledger_line *ledger;
 };
 
 struct backcast {

@@ -9,6 +9,7 @@ void stats_free(struct stats_store *st)
     free(st->models);
     free(st->strings);
     free(st->entries);
+    free(st->ledger);
     *st = (struct stats_store){0};
 }
 
@@ -35,6 +36,8 @@ static size_t strings_size(const Backcast__StatReply *r)
         const Backcast__ModelStat *m = r->models[i];
         n += m->name.len + m->family.len + m->path.len + m->backend.len + m->chat_template.len + 5;
     }
+    for (size_t i = 0; r->daemon != NULL && i < r->daemon->n_ledger; i++)
+        n += r->daemon->ledger[i]->name.len + 1;
     return n + (r->daemon != NULL ? r->daemon->version.len : 0) + 1;
 }
 
@@ -58,6 +61,7 @@ static void session_put(const Backcast__SessionStat *m, char **at,
         .bytes_live = m->bytes_live,
         .bytes_held = m->bytes_held,
         .bytes_shared = m->bytes_shared,
+        .bytes_other = m->bytes_other,
         .budget_bytes = m->budget_bytes,
         .prunes = m->prunes,
         .tokens_dropped = m->tokens_dropped,
@@ -78,6 +82,7 @@ static void model_put(const Backcast__ModelStat *m, char **at, struct backcast_m
         .chat_template = string_put(at, &m->chat_template),
         .bytes_weights = m->bytes_weights,
         .bytes_scratch = m->bytes_scratch,
+        .bytes_text = m->bytes_text,
         .context_tokens = m->context_tokens,
         .sessions = m->sessions,
     };
@@ -99,7 +104,9 @@ int backcast_stats(backcast *c, struct backcast_stats *ret)
     char *at = st.strings = malloc(strings_size(r));
     st.sessions = calloc(r->n_sessions + 1, sizeof(*st.sessions));
     st.models = calloc(r->n_models + 1, sizeof(*st.models));
-    if (at == NULL || st.sessions == NULL || st.models == NULL) {
+    size_t n_ledger = d != NULL ? d->n_ledger : 0;
+    st.ledger = calloc(n_ledger + 1, sizeof(*st.ledger));
+    if (at == NULL || st.sessions == NULL || st.models == NULL || st.ledger == NULL) {
         stats_free(&st);
         return fail(&c->fail, BACKCAST_ENOMEM, "", "out of memory");
     }
@@ -107,6 +114,9 @@ int backcast_stats(backcast *c, struct backcast_stats *ret)
         session_put(r->sessions[i], &at, &st.sessions[i]);
     for (size_t i = 0; i < r->n_models; i++)
         model_put(r->models[i], &at, &st.models[i]);
+    for (size_t i = 0; i < n_ledger; i++)
+        st.ledger[i] = (struct backcast_ledger_line){string_put(&at, &d->ledger[i]->name),
+                                                     d->ledger[i]->bytes};
     stats_free(&c->stats);
     c->stats = st;
     *ret = (struct backcast_stats){
@@ -115,8 +125,12 @@ int backcast_stats(backcast *c, struct backcast_stats *ret)
         .models = st.models,
         .n_models = r->n_models,
         .version = "",
+        .ledger = st.ledger,
+        .n_ledger = n_ledger,
     };
     if (d != NULL) {
+        ret->bytes_booked = d->bytes_booked;
+        ret->bytes_resident = d->bytes_resident;
         ret->kv_held = d->kv_held;
         ret->kv_memory = d->kv_memory;
         ret->bytes_weights = d->bytes_weights;
@@ -149,6 +163,8 @@ static void entry_put(const struct stat_entry *e, uint64_t now, struct backcast_
         .recent_tokens = e->recent_tokens,
         .bytes_live = e->bytes_live,
         .bytes_held = e->bytes_held,
+        .bytes_shared = e->bytes_shared,
+        .bytes_other = e->bytes_other,
         .budget_bytes = e->budget_bytes,
         .prunes = e->prunes,
         .tokens_dropped = e->tokens_dropped,
@@ -167,6 +183,29 @@ static void entry_close(struct stat_entry *e)
     e->client[sizeof(e->client) - 1] = e->kv_type[sizeof(e->kv_type) - 1] = '\0';
 }
 
+/* The ledger's lines among the counters of the page. */
+static const struct {
+    const char *name;
+    enum stat_id id;
+} page_ledger[] = {
+    {"weights", STAT_weights}, {"scratch", STAT_scratch},  {"text", STAT_text},
+    {"kv", STAT_kv_held},      {"shared", STAT_kv_shared}, {"state", STAT_state},
+    {"refresh", STAT_refresh}, {"prompts", STAT_prompts},  {"reports", STAT_reports},
+    {"rings", STAT_rings},     {"queued", STAT_queued},    {"border", STAT_border},
+    {"journal", STAT_journal}, {"host", STAT_host},
+};
+#define N_PAGE_LEDGER (sizeof(page_ledger) / sizeof(page_ledger[0]))
+
+static void page_ledger_put(const struct statpage_copy *copy, struct backcast_ledger_line *ret)
+{
+    for (size_t i = 0; i < N_PAGE_LEDGER; i++) {
+        uint64_t bytes = copy->counters[page_ledger[i].id];
+        if (page_ledger[i].id == STAT_kv_held) /* the page has both kinds together */
+            bytes -= copy->counters[STAT_kv_shared];
+        ret[i] = (struct backcast_ledger_line){page_ledger[i].name, bytes};
+    }
+}
+
 int backcast_stats_page(backcast *c, struct backcast_stats *ret)
 {
     struct stats_store st = {0};
@@ -178,7 +217,8 @@ int backcast_stats_page(backcast *c, struct backcast_stats *ret)
         return fail(&c->fail, BACKCAST_EUNSUPPORTED, "", "this daemon shares no stats page");
     st.entries = calloc(STATPAGE_ENTRIES_MAX, sizeof(*st.entries));
     st.sessions = calloc(STATPAGE_ENTRIES_MAX + 1, sizeof(*st.sessions));
-    if (st.entries == NULL || st.sessions == NULL) {
+    st.ledger = calloc(N_PAGE_LEDGER, sizeof(*st.ledger));
+    if (st.entries == NULL || st.sessions == NULL || st.ledger == NULL) {
         stats_free(&st);
         return fail(&c->fail, BACKCAST_ENOMEM, "", "out of memory");
     }
@@ -192,6 +232,7 @@ int backcast_stats_page(backcast *c, struct backcast_stats *ret)
         entry_close(&st.entries[i]);
         entry_put(&st.entries[i], copy.now_micros, &st.sessions[i]);
     }
+    page_ledger_put(&copy, st.ledger);
     stats_free(&c->stats);
     c->stats = st;
     *ret = (struct backcast_stats){
@@ -207,6 +248,10 @@ int backcast_stats_page(backcast *c, struct backcast_stats *ret)
         .steps = copy.counters[STAT_steps],
         .n_sessions_all = (uint32_t)copy.counters[STAT_sessions],
         .n_connections = (uint32_t)copy.counters[STAT_connections],
+        .ledger = st.ledger,
+        .n_ledger = N_PAGE_LEDGER,
+        .bytes_booked = copy.counters[STAT_booked],
+        .bytes_resident = copy.counters[STAT_resident],
     };
     return 0;
 }

@@ -78,6 +78,15 @@ static void conn_on_closed(uv_handle_t *handle)
     free(c);
 }
 
+/* Replaces what is kept of a frame that is not whole yet; takes part. */
+static void part_set(struct conn *c, uint8_t *part, size_t len)
+{
+    ledger_credit(c->account->owner, LEDGER_border, c->part_len);
+    ledger_charge(c->account->owner, LEDGER_border, len);
+    c->part = part;
+    c->part_len = len;
+}
+
 void conn_close(struct conn *c)
 {
     MAGIC_OK(c, CONN_MAGIC);
@@ -102,7 +111,8 @@ void conn_close(struct conn *c)
         out_free(f);
     }
     free(c->part);
-    c->part = NULL;
+    part_set(c, NULL, 0);
+    ledger_credit(c->account->owner, LEDGER_border, sizeof *c);
     shutdown(c->fd, SHUT_RDWR); /* the peer learns it now, not when the handle is gone */
     uv_poll_stop(&c->poll);
     uv_close((uv_handle_t *)&c->poll, conn_on_closed);
@@ -216,7 +226,7 @@ void conn_reply(struct conn *c, uint32_t request_id, enum frame_type type,
     *c->out_tail = f;
     c->out_tail = &f->next;
     c->out_bytes += f->len;
-    c->account->used[QUOTA_QUEUED] += f->len; /* counted, not refused: the request was */
+    quota_add(c->account, QUOTA_QUEUED, f->len); /* counted, not refused: the request was */
     server_count(c->server, c->account, STAT_frames_out, 1);
     if (idle)
         conn_flush(c);
@@ -329,8 +339,7 @@ static void conn_consume(struct conn *c, size_t len)
         free(c->part);
     else
         memcpy(part, buf + used, rest);
-    c->part = part;
-    c->part_len = rest;
+    part_set(c, part, rest);
 }
 
 /* True: more may be there. */
@@ -433,6 +442,7 @@ int conn_open(struct server *s, int fd, struct err *e)
     c->pid = cred.pid;
     c->admin = server_admin(s, cred.uid);
     c->account = a;
+    ledger_charge(a->owner, LEDGER_border, sizeof *c);
     c->born_us = clock_us();
     c->payload_in_max = FRAME_PAYLOAD_HELLO_MAX;
     c->payload_out_max = FRAME_PAYLOAD_MIN_MAX;

@@ -15,6 +15,7 @@
 #define BACKCAST_DAEMON_VERSION "0.1.0"
 
 struct engine;
+struct ledger;
 struct server;
 
 /* ---- listen.c */
@@ -64,6 +65,7 @@ struct server_options {
     struct server_limits limits;
     struct server_defaults defaults;
     uint64_t kv_memory;        /* for the stats page */
+    struct ledger *ledger;     /* the process's; NULL: nothing is booked */
     const char *default_model; /* its name, for Hello; copied */
     /* Names that Hello lists; NULL past the end. */
     const char *(*model_name)(void *arg, unsigned i);

@@ -208,6 +208,7 @@ void outflow_report(struct stream *st, struct report **pr)
                      r->u.pruned.tokens_before - r->u.pruned.tokens_after);
     }
     r->next = NULL;
+    ledger_charge(st->account->owner, LEDGER_reports, r->bytes);
     *st->out_tail = r;
     st->out_tail = &r->next;
     st->out_due = true;
@@ -220,6 +221,7 @@ static void out_pop(struct stream *st)
     if ((st->out = r->next) == NULL)
         st->out_tail = &st->out;
     st->part = st->part_more = 0;
+    ledger_credit(st->account->owner, LEDGER_reports, r->bytes);
     report_free(&r);
     atomic_fetch_sub(&st->port->queued, 1);
 }

@@ -32,6 +32,13 @@ static bool account_idle(const struct account *a)
     return a->page == NULL;
 }
 
+static void account_free(struct accounts *as, struct account *a)
+{
+    if (a->owner != NULL)
+        ledger_uid_put(as->ledger, &a->owner);
+    free(a);
+}
+
 struct account *account_get(struct accounts *as, uint32_t uid)
 {
     struct account **idle = NULL;
@@ -46,12 +53,16 @@ struct account *account_get(struct accounts *as, uint32_t uid)
             return NULL;
         struct account *gone = *idle; /* a user who left makes room for one who came */
         *idle = gone->next;
-        free(gone);
+        account_free(as, gone);
         as->n--;
     }
     struct account *a = calloc(1, sizeof *a);
     if (a == NULL)
         return NULL;
+    if (as->ledger != NULL && (a->owner = ledger_uid_get(as->ledger, uid)) == NULL) {
+        free(a);
+        return NULL;
+    }
     a->magic = ACCOUNT_MAGIC;
     a->uid = uid;
     a->next = as->first;
@@ -67,7 +78,7 @@ void accounts_free(struct accounts *as)
         MAGIC_OK(a, ACCOUNT_MAGIC);
         bc_assert(account_idle(a));
         as->first = a->next;
-        free(a);
+        account_free(as, a);
     }
     as->n = 0;
 }
@@ -81,14 +92,33 @@ int quota_take(struct account *a, const struct server_limits *l, enum quota_kind
         return err_amount(e, BC_EBUSY, kind_names[kind], n, used > max ? 0 : max - used,
                           "uid %u has %llu of %llu %s: no more than that", a->uid,
                           (unsigned long long)used, (unsigned long long)max, kind_names[kind]);
-    a->used[kind] += n;
+    quota_add(a, kind, n);
     return BC_OK;
+}
+
+/* Kinds that are bytes have a place in the ledger. */
+static bool ledger_kind_of(enum quota_kind kind, enum ledger_kind *ret)
+{
+    *ret = kind == QUOTA_RINGS ? LEDGER_rings : LEDGER_queued;
+    return kind == QUOTA_RINGS || kind == QUOTA_QUEUED;
+}
+
+void quota_add(struct account *a, enum quota_kind kind, uint64_t n)
+{
+    MAGIC_OK(a, ACCOUNT_MAGIC);
+    enum ledger_kind book;
+    if (ledger_kind_of(kind, &book))
+        ledger_charge(a->owner, book, n);
+    a->used[kind] += n;
 }
 
 void quota_give(struct account *a, enum quota_kind kind, uint64_t n)
 {
     MAGIC_OK(a, ACCOUNT_MAGIC);
+    enum ledger_kind book;
     bc_assert(a->used[kind] >= n);
+    if (ledger_kind_of(kind, &book))
+        ledger_credit(a->owner, book, n);
     a->used[kind] -= n;
 }
 

@@ -5,8 +5,8 @@
  * Owner: the loop's thread. */
 #ifndef BACKCAST_QUOTA_H
 #define BACKCAST_QUOTA_H
-#include "base.h"
 #include "ipc.h"
+#include "ledger.h"
 #include "statpage.h"
 
 #define ACCOUNT_MAGIC 0x61636374u
@@ -26,15 +26,17 @@ struct account {
     uint32_t uid;
     struct account *next;
     uint64_t used[N_QUOTAS];
-    uint64_t frame_credit;   /* millionths of a frame */
-    uint64_t frame_us;       /* when it was last filled */
-    uint64_t stats[N_STATS]; /* the counters that have a share per user */
-    struct stats_out *page;  /* statsout.c; NULL: nobody asked yet */
+    uint64_t frame_credit;      /* millionths of a frame */
+    uint64_t frame_us;          /* when it was last filled */
+    uint64_t stats[N_STATS];    /* the counters that have a share per user */
+    struct stats_out *page;     /* statsout.c; NULL: nobody asked yet */
+    struct ledger_owner *owner; /* its bytes are booked here as well; NULL: nowhere */
 };
 
 struct accounts {
     struct account *first;
     size_t n;
+    struct ledger *ledger; /* NULL: none */
 };
 
 /* The account of uid, made if need be; NULL: out of memory, or ACCOUNTS_MAX users are here. */
@@ -44,6 +46,8 @@ void accounts_free(struct accounts *as); /* pages must be gone */
 /* BC_EBUSY with the numbers, the field named after the limit. */
 int quota_take(struct account *a, const struct server_limits *l, enum quota_kind kind, uint64_t n,
                struct err *e);
+/* The same where nothing may be refused: an answer to a request that was not. */
+void quota_add(struct account *a, enum quota_kind kind, uint64_t n);
 void quota_give(struct account *a, enum quota_kind kind, uint64_t n);
 /* One frame of the second's ration. False: come back later. */
 bool quota_frame(struct account *a, const struct server_limits *l, uint64_t now_us);

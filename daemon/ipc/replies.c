@@ -207,7 +207,7 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->has_bytes_shared = m->has_budget_bytes = m->has_budget_tokens = m->has_keep_tokens = 1;
     m->has_prunes = m->has_tokens_dropped = m->has_tokens_in = m->has_tokens_out = 1;
     m->has_prune_micros = m->has_idle_micros = m->has_client = 1;
-    m->has_frozen_tokens = m->has_recent_tokens = 1;
+    m->has_frozen_tokens = m->has_recent_tokens = m->has_bytes_other = 1;
     m->session = i->id;
     m->uid = i->uid;
     m->name = text_of(i->name);
@@ -218,6 +218,8 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->tokens = i->tokens;
     m->bytes_live = i->live;
     m->bytes_held = i->held;
+    m->bytes_shared = i->shared;
+    m->bytes_other = i->other;
     m->budget_bytes = i->budget_bytes;
     m->budget_tokens = i->budget;
     m->keep_tokens = i->keep;
@@ -237,6 +239,8 @@ static void model_stat(Backcast__ModelStat *m, const struct report_model *i)
     backcast__model_stat__init(m);
     m->has_name = m->has_family = m->has_path = m->has_backend = m->has_bytes_weights = 1;
     m->has_bytes_scratch = m->has_context_tokens = m->has_sessions = m->has_chat_template = 1;
+    m->has_bytes_text = 1;
+    m->bytes_text = i->bytes_text;
     m->name = text_of(i->name);
     m->family = text_of(i->family);
     m->path = text_of(i->path);
@@ -246,6 +250,28 @@ static void model_stat(Backcast__ModelStat *m, const struct report_model *i)
     m->context_tokens = i->context;
     m->sessions = i->sessions;
     m->chat_template = text_of(i->chat_template);
+}
+
+struct ledger_lines {
+    Backcast__LedgerLine line[N_LEDGER], *at[N_LEDGER];
+};
+
+static void ledger_lines(const struct server *s, const struct conn *c, Backcast__DaemonStat *m,
+                         struct ledger_lines *lines)
+{
+    uint64_t bytes[N_LEDGER];
+    m->has_bytes_booked = m->has_bytes_resident = 1;
+    m->bytes_booked = statsout_ledger(s, c->admin ? NULL : c->account, bytes);
+    m->bytes_resident = statsout_resident();
+    m->ledger = lines->at;
+    m->n_ledger = N_LEDGER;
+    for (unsigned i = 0; i < N_LEDGER; i++) {
+        Backcast__LedgerLine *l = lines->at[i] = &lines->line[i];
+        backcast__ledger_line__init(l);
+        l->has_name = l->has_bytes = 1;
+        l->name = text_of(ledger_name(i));
+        l->bytes = bytes[i];
+    }
 }
 
 static void daemon_stat(const struct server *s, Backcast__DaemonStat *m, const struct report *r)
@@ -272,6 +298,7 @@ struct stat_frame {
     Backcast__SessionStat sessions[STAT_MAX], *session_at[STAT_MAX];
     Backcast__ModelStat models[STAT_MAX], *model_at[STAT_MAX];
     Backcast__DaemonStat daemon;
+    struct ledger_lines ledger;
     Backcast__StatReply m;
 };
 
@@ -316,6 +343,7 @@ static void on_stat(struct server *s, struct conn *c, uint32_t id, const struct 
         f->m.sessions = f->session_at;
         f->m.models = f->model_at;
         daemon_stat(s, &f->daemon, r);
+        ledger_lines(s, c, &f->daemon, &f->ledger);
         f->m.daemon = first ? &f->daemon : NULL;
         f->m.has_more = f->m.more = 1;
         stat_fill(f, r, &i, &k, c->payload_out_max);

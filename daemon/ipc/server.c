@@ -214,9 +214,17 @@ void server_pause_rate(struct server *s)
 
 /* ---- opening and closing */
 
+struct ledger_owner *server_owner(const struct server *s)
+{
+    return s->opt.ledger != NULL ? ledger_daemon(s->opt.ledger) : NULL;
+}
+
 static int blocks_alloc(struct server *s, struct err *e)
 {
     size_t n = FRAME_HEAD_BYTES + FRAME_PAYLOAD_MAX;
+    s->booked = sizeof *s + n + RECORD_COPY_BYTES + FRAME_ARENA_BYTES +
+                ENGINE_SESSIONS_MAX * sizeof *s->bells;
+    ledger_charge(server_owner(s), LEDGER_border, s->booked);
     s->scratch = malloc(n);
     s->record = malloc(RECORD_COPY_BYTES);
     s->arena.base = malloc(FRAME_ARENA_BYTES);
@@ -233,6 +241,7 @@ static void blocks_free(struct server *s)
     free(s->record);
     free(s->arena.base);
     free(s->bells);
+    ledger_credit(server_owner(s), LEDGER_border, s->booked);
 }
 
 static void handles_start(struct server *s)
@@ -259,6 +268,7 @@ int server_open(struct server **ret, const struct server_options *opt, struct er
         return err_nomem(e, sizeof *s);
     s->magic = SERVER_MAGIC;
     s->opt = *opt;
+    s->accounts.ledger = opt->ledger;
     s->run_tail = &s->run_first;
     s->start_us = clock_us();
     snprintf(s->default_model, sizeof s->default_model, "%s",

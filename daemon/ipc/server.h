@@ -74,6 +74,7 @@ struct server {
     uint8_t *scratch; /* one frame */
     uint8_t *record;  /* one record's payload, RECORD_COPY_BYTES */
     struct frame_arena arena;
+    uint64_t booked; /* this struct and the blocks above */
     uint64_t totals[N_STATS];
     uint64_t start_us;
     struct stats_out *page; /* everybody's, for administrators */
@@ -84,6 +85,8 @@ struct server {
 /* ---- server.c */
 void server_work(struct server *s); /* a turn is due */
 void server_run(struct server *s, struct stream *st);
+/* Whom memory of no user is booked to; NULL: nobody. */
+struct ledger_owner *server_owner(const struct server *s);
 bool server_admin(const struct server *s, uint32_t uid);
 void server_pause_rate(struct server *s); /* a connection waits for its ration of frames */
 static inline void server_count(struct server *s, struct account *a, enum stat_id id, uint64_t n)
@@ -115,6 +118,10 @@ void reply_report(struct server *s, struct report **r);
 int statsout_fd(struct server *s, struct account *a, bool admin, int *ret_fd, uint64_t *ret_bytes,
                 struct err *e);
 void statsout_sweep(struct server *s, uint64_t now_us); /* asks the engine when something changed */
+/* What the ledger says to a user (a NULL: to administrators): its own bytes, and the daemon's where
+ * no user has a share. Returns their sum. */
+uint64_t statsout_ledger(const struct server *s, const struct account *a, uint64_t ret[N_LEDGER]);
+uint64_t statsout_resident(void); /* bytes of this process in memory, as the system counts */
 void statsout_publish(struct server *s, const struct report *stat);
 void statsout_close(struct server *s);
 #endif

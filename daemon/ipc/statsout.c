@@ -10,6 +10,7 @@
 #include "statpage.h"
 #include <fcntl.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <errno.h>
 #include <sys/mman.h>
@@ -23,6 +24,7 @@ struct stats_out {
     size_t bytes;
     uint32_t entries_max;
     int fd;
+    struct ledger_owner *owner; /* who pays */
 };
 
 static int page_new(uint32_t uid, uint32_t entries_max, struct stats_out **ret, struct err *e)
@@ -48,6 +50,7 @@ static void page_close(struct stats_out **po)
 {
     if (*po == NULL)
         return;
+    ledger_credit((*po)->owner, LEDGER_rings, (*po)->bytes);
     munmap((*po)->page, (*po)->bytes);
     close((*po)->fd);
     free(*po);
@@ -58,14 +61,15 @@ int statsout_fd(struct server *s, struct account *a, bool admin, int *ret_fd, ui
                 struct err *e)
 {
     struct stats_out **at = admin ? &s->page : &a->page;
-    int rc = BC_OK;
     if (*at == NULL) {
         uint64_t max = admin ? STATPAGE_ENTRIES_MAX : s->opt.limits.sessions;
-        rc = page_new(admin ? UINT32_MAX : a->uid,
-                      (uint32_t)BC_MIN(max, (uint64_t)STATPAGE_ENTRIES_MAX), at, e);
+        int rc = page_new(admin ? UINT32_MAX : a->uid,
+                          (uint32_t)BC_MIN(max, (uint64_t)STATPAGE_ENTRIES_MAX), at, e);
+        if (rc < 0)
+            return rc;
+        (*at)->owner = admin ? server_owner(s) : a->owner;
+        ledger_charge((*at)->owner, LEDGER_rings, (*at)->bytes);
     }
-    if (rc < 0)
-        return rc;
     int fd = fcntl((*at)->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return err_set(e, BC_EBUSY, "", "dup: %s", strerror(errno));
@@ -129,6 +133,8 @@ static void entry_fill(struct stat_entry *t, const struct report_session *i)
                              .recent_tokens = i->recent,
                              .bytes_live = i->live,
                              .bytes_held = i->held,
+                             .bytes_shared = i->shared,
+                             .bytes_other = i->other,
                              .budget_bytes = i->budget_bytes,
                              .prunes = i->prunes,
                              .tokens_dropped = i->dropped,
@@ -144,20 +150,63 @@ static void entry_fill(struct stat_entry *t, const struct report_session *i)
     text_set(t->kv_type, sizeof t->kv_type, i->kv_type);
 }
 
+uint64_t statsout_ledger(const struct server *s, const struct account *a, uint64_t ret[N_LEDGER])
+{
+    const struct ledger_owner *all = server_owner(s), *mine = a != NULL ? a->owner : all;
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < N_LEDGER; i++) {
+        bool common = i == LEDGER_weights || i == LEDGER_scratch || i == LEDGER_text;
+        const struct ledger_owner *o = common ? all : mine;
+        ret[i] = o != NULL ? ledger_all(o, (enum ledger_kind)i) : 0;
+        sum += ret[i];
+    }
+    return sum;
+}
+
+uint64_t statsout_resident(void)
+{
+    unsigned long long size = 0, pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%llu %llu", &size, &pages) != 2)
+        pages = 0;
+    fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void ledger_fill(const struct server *s, const struct account *a, uint64_t n[N_STATS])
+{
+    uint64_t b[N_LEDGER];
+    n[STAT_booked] = statsout_ledger(s, a, b);
+    n[STAT_kv_held] = b[LEDGER_kv] + b[LEDGER_shared];
+    n[STAT_kv_shared] = b[LEDGER_shared];
+    n[STAT_weights] = b[LEDGER_weights];
+    n[STAT_scratch] = b[LEDGER_scratch];
+    n[STAT_text] = b[LEDGER_text];
+    n[STAT_state] = b[LEDGER_state];
+    n[STAT_refresh] = b[LEDGER_refresh];
+    n[STAT_prompts] = b[LEDGER_prompts];
+    n[STAT_reports] = b[LEDGER_reports];
+    n[STAT_rings] = b[LEDGER_rings];
+    n[STAT_queued] = b[LEDGER_queued];
+    n[STAT_border] = b[LEDGER_border];
+    n[STAT_journal] = b[LEDGER_journal];
+    n[STAT_host] = b[LEDGER_host];
+}
+
 static void charges_add(uint64_t n[N_STATS], const struct account *a)
 {
     n[STAT_connections] += a->used[QUOTA_CONNECTIONS];
     n[STAT_sessions] += a->used[QUOTA_SESSIONS];
     n[STAT_requests] += a->used[QUOTA_REQUESTS];
-    n[STAT_queued] += a->used[QUOTA_QUEUED];
-    n[STAT_rings] += a->used[QUOTA_RINGS];
 }
 
 /* a NULL: everybody. */
 static void page_write(struct server *s, struct stats_out *o, const struct account *a,
                        const struct report *r, struct stat_entry *entries)
 {
-    uint64_t n[N_STATS], now = clock_us();
+    uint64_t n[N_STATS], now = clock_us(), resident = statsout_resident();
     uint32_t k = 0;
     for (unsigned i = 0; i < N_STATS; i++)
         n[i] = a != NULL && stat_info(i)->per_user ? a->stats[i] : s->totals[i];
@@ -169,14 +218,13 @@ static void page_write(struct server *s, struct stats_out *o, const struct accou
         if (a != NULL && info->uid != a->uid)
             continue;
         n[STAT_kv_live] += info->live;
-        n[STAT_kv_held] += info->held;
         if (k < o->entries_max)
             entry_fill(&entries[k++], info);
     }
     n[STAT_uptime_micros] = now - s->start_us;
     n[STAT_kv_memory] = r->u.stat.kv_memory;
-    n[STAT_weights] = r->u.stat.bytes_weights;
-    n[STAT_scratch] = r->u.stat.bytes_scratch;
+    ledger_fill(s, a, n);
+    n[STAT_resident] = resident;
     n[STAT_steps] = r->u.stat.steps;
     statpage_write(o->page, now, n, entries, k);
 }

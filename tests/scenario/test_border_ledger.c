@@ -1,0 +1,157 @@
+/* The ledger as a client sees it: by request and on the stats page, sums that agree, and a daemon
+ * that is as big after a crowd has left as it was before. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "backcast.h"
+#include "daemon_harness.h"
+
+static uint64_t line(const struct backcast_stats *st, const char *name)
+{
+    for (size_t i = 0; i < st->n_ledger; i++)
+        if (strcmp(st->ledger[i].name, name) == 0)
+            return st->ledger[i].bytes;
+    fail_msg("the ledger has no line %s", name);
+    return 0;
+}
+
+static void sums_are_right(const struct backcast_stats *st)
+{
+    uint64_t sum = 0, held = 0, other = 0;
+    for (size_t i = 0; i < st->n_ledger; i++)
+        sum += st->ledger[i].bytes;
+    assert_int_equal(sum, st->bytes_booked);
+    for (size_t i = 0; i < st->n_sessions; i++) {
+        held += st->sessions[i].bytes_held - st->sessions[i].bytes_shared;
+        other += st->sessions[i].bytes_other;
+    }
+    assert_int_equal(held, line(st, "kv"));
+    assert_true(line(st, "state") + line(st, "refresh") + line(st, "prompts") >= other);
+    assert_int_equal(line(st, "kv") + line(st, "shared"), st->kv_held);
+    assert_true(line(st, "weights") > 0 && line(st, "text") > 0 && line(st, "rings") > 0);
+    assert_true(st->bytes_resident > line(st, "weights") + line(st, "kv"));
+}
+
+static backcast *connected(const struct dh *d)
+{
+    backcast *c = NULL;
+    if (backcast_connect(&c, d->socket) < 0)
+        fail_msg("%s", backcast_last_error(NULL));
+    return c;
+}
+
+static backcast_session *filled(backcast *c, uint32_t budget, size_t n)
+{
+    struct backcast_session_options so;
+    struct backcast_generate_options go;
+    struct backcast_event ev;
+    backcast_session *s = NULL;
+    int32_t ids[400];
+    backcast_session_options_init(&so);
+    backcast_generate_options_init(&go);
+    so.budget_tokens = budget;
+    so.frozen_tokens = 0;
+    go.max_tokens = 30;
+    go.ignore_end = 1;
+    for (size_t i = 0; i < n; i++)
+        ids[i] = (int32_t)(3 + i * 37 % 280);
+    if (backcast_session_open(c, &so, &s) < 0 || backcast_prompt_ids(s, ids, n, &go) < 0)
+        fail_msg("%s", backcast_last_error(c));
+    do
+        assert_int_equal(backcast_next(c, &ev, 30000), 1);
+    while (ev.type != BACKCAST_END);
+    assert_string_equal(ev.end.reason, "length");
+    return s;
+}
+
+struct page_wait {
+    backcast *c;
+    struct backcast_stats st;
+    size_t sessions;
+};
+
+/* The page follows within a second or so. */
+static bool page_has_them(void *arg)
+{
+    struct page_wait *w = arg;
+    return backcast_stats_page(w->c, &w->st) == 0 && w->st.n_sessions == w->sessions &&
+           w->st.sessions[0].tokens > 0 && strcmp(w->st.sessions[0].state, "idle") == 0 &&
+           strcmp(w->st.sessions[w->sessions - 1].state, "idle") == 0;
+}
+
+static void request_and_page_tell_the_same(void **state)
+{
+    (void)state;
+    struct dh *d = dh_start("tiny-llama.gguf", NULL);
+    backcast *c = connected(d);
+    struct backcast_stats st;
+    filled(c, 100, 300);
+    filled(c, 500, 400);
+    assert_int_equal(backcast_stats(c, &st), 0);
+    assert_int_equal(st.n_sessions, 2);
+    sums_are_right(&st);
+    uint64_t kv = line(&st, "kv"), weights = line(&st, "weights"), text = line(&st, "text");
+    size_t n = st.n_ledger;
+    struct page_wait w = {.c = c, .sessions = 2};
+    assert_int_equal(dh_until(page_has_them, &w, 10000), 1);
+    sums_are_right(&w.st);
+    assert_int_equal(w.st.n_ledger, n);
+    assert_int_equal(line(&w.st, "kv"), kv);
+    assert_int_equal(line(&w.st, "weights"), weights);
+    assert_int_equal(line(&w.st, "text"), text);
+    assert_int_equal(w.st.sessions[0].bytes_shared, 0);
+    assert_true(w.st.sessions[0].bytes_other > 0);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
+static uint64_t booked(backcast *c, uint64_t *ret_kv)
+{
+    struct backcast_stats st;
+    assert_int_equal(backcast_stats(c, &st), 0);
+    sums_are_right(&st);
+    *ret_kv = st.kv_held;
+    return st.bytes_booked;
+}
+
+static void a_crowd_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    struct dh *d = dh_start("tiny-llama.gguf", NULL);
+    uint64_t before = 0, kv = 0;
+    backcast *watch = connected(d);
+    for (int round = 0; round < 6; round++) {
+        backcast *c = connected(d);
+        for (int i = 0; i < 6; i++)
+            filled(c, 64 + 64 * (uint32_t)i, 150 + 40 * (size_t)i);
+        (void)booked(watch, &kv);
+        assert_true(kv > 0);
+        backcast_disconnect(&c);
+        uint64_t now = 0;
+        for (int tries = 0; tries < 500; tries++, usleep(10000)) {
+            now = booked(watch, &kv);
+            if (kv == 0 && (before == 0 || now == before))
+                break;
+        }
+        assert_int_equal(kv, 0);
+        if (round == 0)
+            before = now; /* pools and pages that stay are there now */
+        assert_int_equal(now, before);
+    }
+    backcast_disconnect(&watch);
+    dh_stop(&d); /* the daemon asserts on its way out that every charge is back */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(request_and_page_tell_the_same),
+        cmocka_unit_test(a_crowd_leaves_nothing_behind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
