@@ -268,10 +268,14 @@ void pressure_reserve(struct engine *en);
 /* Whether the daemon has the pages for more rows of s, once idle caches have given back what they do
  * not fill: BC_EBUDGET with the numbers if not. */
 int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e);
+void budgets_check(struct engine *en);
+
+/* prune.c */
 void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
                  uint32_t keep);
 void prune_abort(struct session *s);
-void budgets_check(struct engine *en);
+/* Refreshes and scores under way: score_rows_left rows of them. */
+void prunes_run(struct engine *en);
 
 /* scores.c */
 void scores_command(struct engine *en, struct command *c);

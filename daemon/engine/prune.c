@@ -1,0 +1,143 @@
+/* prune.c: prunes under way: who waits for one, a block of rows at a time, and what follows.
+ *
+ *   prune_start --> [active] --evict_run, score_rows rows a step--> done: event, reply, counters
+ *                      |                                            failed: as it was, and told
+ *                      '--prune_abort: forgotten, nothing has changed
+ *
+ * Prunes run one after the other in the order in which they were started, between passes, so that
+ * neighbours keep decoding; scores for whoever asked run in what is left of a step.
+ */
+#include "core.h"
+#include "clock.h"
+#include "log.h"
+#include <stdio.h>
+#include <string.h>
+
+void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
+                 uint32_t keep)
+{
+    bc_assert(!s->prune.active);
+    s->prune = (struct prune){.active = true, .reason = reason, .keep = keep, .order = ++en->tick};
+}
+
+void prune_abort(struct session *s)
+{
+    evict_abort(s->ev);
+    s->prune = (struct prune){0};
+}
+
+static void report_pruned(struct engine *en, struct session *s, const struct evict_record *rec,
+                          uint64_t held_after)
+{
+    struct report *r = report_new(REP_PRUNED, rec->n_dropped * sizeof(struct evict_range));
+    r->u.pruned.tokens_before = rec->tokens_before;
+    r->u.pruned.tokens_after = rec->tokens_after;
+    r->u.pruned.reason = s->prune.reason;
+    r->u.pruned.live_before = rec->live_before;
+    r->u.pruned.live_after = rec->live_after;
+    r->u.pruned.held_before = rec->held_before;
+    r->u.pruned.held_after = held_after;
+    r->u.pruned.micros = rec->micros;
+    snprintf(r->u.pruned.policy, sizeof r->u.pruned.policy, "%s", rec->policy->name);
+    r->u.pruned.n_ranges = (uint32_t)rec->n_dropped;
+    r->u.pruned.ranges = (struct evict_range *)(r + 1);
+    memcpy(r->u.pruned.ranges, rec->dropped, rec->n_dropped * sizeof(struct evict_range));
+    report_stream(en, s, r);
+}
+
+static struct command prune_asker(const struct session *s)
+{
+    return (
+        struct command){.conn = s->prune.conn, .request_id = s->prune.request_id, .session = s->id};
+}
+
+static void prune_reply(struct engine *en, struct session *s, const struct evict_record *rec)
+{
+    struct command who = prune_asker(s);
+    struct report *r;
+    if (s->prune.reason == PRUNE_SHRUNK) {
+        r = report_new(REP_BUDGET, 0);
+        sess_info(en, s, &r->u.info);
+    } else {
+        r = report_new(REP_PRUNED_REPLY, 0);
+        r->u.pruned.tokens_before = rec->tokens_before;
+        r->u.pruned.tokens_after = rec->tokens_after;
+    }
+    report_reply(en, &who, r);
+}
+
+static void prune_done(struct engine *en, struct session *s, const struct evict_record *rec)
+{
+    struct prune job = s->prune;
+    uint32_t dropped = rec->tokens_before - rec->tokens_after;
+    if (job.reason != PRUNE_BUDGET) /* no refill is near: give whole pages back */
+        seqcache_compact(s->cache);
+    if (job.reason == PRUNE_SHRUNK)
+        s->budget_bytes = job.budget_after;
+    s->prunes++;
+    s->dropped += dropped;
+    s->prune_micros += rec->micros;
+    log_debug("engine.prune", "session %llu: %s %u -> %u tokens, %llu us",
+              (unsigned long long)s->id, rec->policy->name, rec->tokens_before, rec->tokens_after,
+              (unsigned long long)rec->micros);
+    report_pruned(en, s, rec, seqcache_bytes_held(s->cache));
+    if (job.reply)
+        prune_reply(en, s, rec);
+    evict_forget(s->ev);
+    s->prune = (struct prune){0};
+    if (s->req != NULL && s->req->phase == REQUEST_ENDING)
+        request_end(en, s, s->req->end_reason, NULL);
+}
+
+static void prune_failed(struct engine *en, struct session *s, const struct err *e)
+{
+    struct prune job = s->prune;
+    if (job.reason == PRUNE_SHRUNK) { /* as it was */
+        int rc = evict_set_params(s->ev, &job.before, NULL);
+        bc_assert(rc == BC_OK);
+        s->ask = job.ask_before;
+    }
+    struct command who = prune_asker(s);
+    prune_abort(s);
+    if (job.reply)
+        report_error(en, &who, e);
+    else if (s->req != NULL)
+        request_end(en, s, END_ERROR, e);
+    if (e->code == BC_EDEVICE)
+        engine_fail(en, e);
+}
+
+/* One block of rows of one session's refresh. */
+static void prune_step(struct engine *en, struct session *s)
+{
+    struct evict_record rec;
+    enum evict_answer answer;
+    struct err e = {0};
+    uint32_t rows = en->score_rows_left;
+    en->worked = true;
+    en->score_rows_left -= BC_MIN(rows, seqcache_count(s->cache));
+    int rc = evict_run(s->ev, s->m->model, s->cache, s->prune.keep, rows, &answer, &rec, &e);
+    if (rc < 0)
+        prune_failed(en, s, &e);
+    else if (answer == EVICT_DONE)
+        prune_done(en, s, &rec);
+}
+
+/* Refreshes and scores under way, oldest first: one is finished before the next begins. */
+void prunes_run(struct engine *en)
+{
+    while (en->score_rows_left > 0) {
+        struct session *next = NULL;
+        for (uint32_t i = 0; i < en->n_sessions; i++) {
+            struct session *s = en->list[i];
+            if (s->prune.active && (next == NULL || s->prune.order < next->prune.order))
+                next = s;
+        }
+        if (next == NULL || en->failed)
+            break;
+        prune_step(en, next);
+    }
+    for (uint32_t i = en->n_sessions; i-- > 0 && !en->failed;)
+        if (en->list[i]->scoring.active)
+            scores_run(en, en->list[i]);
+}
