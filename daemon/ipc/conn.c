@@ -309,6 +309,10 @@ static size_t conn_frames(struct conn *c, const uint8_t *buf, size_t len)
             conn_pause(c, PAUSE_LOADING);
             break;
         }
+        if (c->requests >= CONN_REQUESTS_MAX) {
+            conn_pause(c, PAUSE_REQUESTS);
+            break;
+        }
         if (!quota_frame(c->account, &s->opt.limits, clock_us())) {
             server_count(s, c->account, STAT_throttled, 1);
             conn_pause(c, PAUSE_RATE);

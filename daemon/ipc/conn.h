@@ -4,8 +4,8 @@
  *   HELLO --Hello answered--> OPEN --EOF, violation, limit--> CLOSING --handle closed--> freed
  *
  * Reading stops (it is never refused) while the user's ration of frames is used up, while the
- * client does not take its replies, and before the model is loaded. A client that goes away is
- * noticed even then. Owner: the loop's thread. */
+ * client does not take its replies, while many of its requests are unanswered, and before the model
+ * is loaded. A client that goes away is noticed even then. Owner: the loop's thread. */
 #ifndef BACKCAST_IPC_CONN_H
 #define BACKCAST_IPC_CONN_H
 #include "server.h"
@@ -13,9 +13,10 @@
 #define CONN_MAGIC 0x636f6e6eu
 #define CONN_OUT_PAUSE_BYTES (256u << 10) /* replies waiting: reading stops */
 #define CONN_OUT_MAX_BYTES (4u << 20)     /* the client is dropped */
+#define CONN_REQUESTS_MAX 64u /* unanswered: reading stops, so that pipelining is never refused */
 
 enum conn_state { CONN_HELLO, CONN_OPEN, CONN_CLOSING };
-enum conn_pause { PAUSE_RATE = 1, PAUSE_OUT = 2, PAUSE_LOADING = 4 };
+enum conn_pause { PAUSE_RATE = 1, PAUSE_OUT = 2, PAUSE_LOADING = 4, PAUSE_REQUESTS = 8 };
 
 struct out_frame {
     struct out_frame *next;
@@ -31,8 +32,9 @@ struct conn {
     struct server *server;
     struct conn *next, *prev; /* server.conn_list */
     enum conn_state state;
-    unsigned paused; /* enum conn_pause */
-    bool resume;     /* look at `part` again: a pause has ended */
+    unsigned paused;   /* enum conn_pause */
+    uint32_t requests; /* unanswered */
+    bool resume;       /* look at `part` again: a pause has ended */
     int fd;
     uv_poll_t poll;
     uint32_t uid;

@@ -35,6 +35,7 @@ int pending_add(struct conn *c, uint32_t request_id, uint16_t type, uint64_t byt
                           .charged = bytes,
                           .account = c->account};
     s->pending = p;
+    c->requests++;
     *ret = p;
     return BC_OK;
 }
@@ -48,6 +49,9 @@ void pending_free(struct server *s, struct pending **pp, bool keep_request)
         at = &(*at)->next;
     }
     *at = p->next;
+    struct conn *c = conn_find(s, p->conn);
+    if (c != NULL && --c->requests < CONN_REQUESTS_MAX / 2)
+        conn_unpause(c, PAUSE_REQUESTS);
     quota_give(p->account, QUOTA_QUEUED, p->charged);
     if (!keep_request)
         quota_give(p->account, QUOTA_REQUESTS, 1);
