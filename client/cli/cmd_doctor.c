@@ -128,10 +128,10 @@ static void check_cpu(struct doctor *d)
     while (f != NULL && getline(&line, &cap, f) > 0) {
         if (strncmp(line, "flags", 5) != 0)
             continue;
+        line[strcspn(line, "\n")] = ' '; /* the last word, too, ends with one */
         for (size_t i = 0; i < ARRAY_LEN(names); i++) {
             char word[32];
             snprintf(word, sizeof(word), " %s ", names[i]);
-            line[strcspn(line, "\n")] = ' ';
             if (strstr(line, word) == NULL)
                 continue;
             avx2 |= i == 0;
