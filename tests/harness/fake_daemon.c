@@ -143,6 +143,7 @@ void fake_send(struct fake *f, const void *bytes, size_t len, const int *fds, in
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
 
     if (n > 0) {
+        memset(&control, 0, sizeof(control));
         m.msg_control = control.bytes;
         m.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n);
         struct cmsghdr *k = CMSG_FIRSTHDR(&m);

@@ -1,0 +1,88 @@
+/* test_cli_demo_model.c: `backcast demo` with the default model, as `make demo` runs it: three sessions
+ * read a text far longer than two of their budgets, at the same time. Needs the default model. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "command.h"
+#include "models.h"
+
+#define TEXT TEST_VECTORS "/long-prompt.txt"
+
+/* The number behind a key in one line of JSON. */
+static uint64_t number(const char *line, const char *key)
+{
+    char quoted[40];
+    snprintf(quoted, sizeof(quoted), "\"%s\":", key);
+    const char *at = strstr(line, quoted);
+    if (at == NULL)
+        fail_msg("no %s in %s", key, line);
+    return strtoull(at + strlen(quoted), NULL, 10);
+}
+
+static void budgets_hold_and_the_full_cache_keeps_all(void **state)
+{
+    (void)state;
+    static const uint64_t budgets[3] = {512, 1024, 0};
+    struct prog_result r =
+        prog_run((const char *[]){TEST_BIN "/backcast", "demo", "--json", "--text", TEXT, NULL},
+                 NULL, NULL);
+
+    if (r.exit_code != 0 || !json_valid(r.out, true))
+        fail_msg("exit %d: %s %s", r.exit_code, r.out, r.err);
+    char *line = strtok(r.out, "\n");
+    for (int i = 0; i < 3; i++, line = strtok(NULL, "\n")) {
+        assert_non_null(line);
+        uint64_t in = number(line, "tokens_in"), out = number(line, "tokens_out");
+        uint64_t pruned = number(line, "pruned"), cached = number(line, "cached");
+        assert_int_equal(number(line, "budget_tokens"), budgets[i]);
+        assert_true(in > 3000 && out >= 2);
+        assert_null(strstr(line, "\"\"")); /* no empty answer */
+        /* every token is in the cache, dropped, or the last one of an answer that is not fed back */
+        assert_true(cached + pruned <= in + out && cached + pruned + 4 >= in + out);
+        if (budgets[i] == 0) {
+            assert_int_equal(pruned, 0);
+            continue;
+        }
+        assert_true(cached <= budgets[i]);
+        assert_int_equal(number(line, "refreshes"), pruned / (budgets[i] / 4));
+        assert_true(number(line, "live_after") < number(line, "live_before"));
+        assert_true(number(line, "prune_micros") > 0);
+    }
+    assert_null(line);
+    prog_free(&r);
+}
+
+static void people_see_answers_side_by_side(void **state)
+{
+    (void)state;
+    struct prog_result r =
+        prog_run((const char *[]){TEST_BIN "/backcast", "demo", "--text", TEXT, NULL}, NULL, NULL);
+
+    assert_int_equal(r.exit_code, 0);
+    assert_non_null(strstr(r.err, "tokens read"));
+    assert_non_null(strstr(r.out, "budget 512 tokens, counter_causal_fast"));
+    assert_non_null(strstr(r.out, "policy none, nothing dropped"));
+    assert_non_null(strstr(r.out, "forgotten: \""));
+    assert_non_null(strstr(r.out, "answer: "));
+    assert_non_null(strstr(r.out, "ms/refr."));
+    prog_free(&r);
+}
+
+int main(void)
+{
+    char path[4096];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(budgets_hold_and_the_full_cache_keeps_all),
+        cmocka_unit_test(people_see_answers_side_by_side),
+    };
+    if (model_find(NULL, path, sizeof(path), NULL) < 0) {
+        fprintf(stderr, "the default model is not here (backcast pull)\n");
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
