@@ -18,7 +18,7 @@
 #include <cmocka.h>
 #include "command.h"
 
-#define RUN_MS 60000
+#define RUN_MS 240000
 
 static uint64_t now_ms(void)
 {

@@ -16,7 +16,7 @@ struct prog_result {
     size_t out_len, err_len;
 };
 /* env: "NAME=value" to add, or "NAME" to take out, NULL-terminated; may be NULL. input: text for
- * standard input, NULL: /dev/null. A program that does not end within a minute is killed. */
+ * standard input, NULL: /dev/null. A program that does not end within four minutes is killed. */
 struct prog_result prog_run(const char *const *argv, const char *const *env, const char *input);
 void prog_free(struct prog_result *r);
 
