@@ -11,15 +11,18 @@
 
 #define LOG_RULES_MAX 16
 
-static struct {
+struct log_table {
     enum log_level level;
     unsigned n_rules;
     struct {
         char glob[48];
         enum log_level level;
     } rules[LOG_RULES_MAX];
-    bool journal; /* stderr is systemd's: prefix with <priority> */
-} log_table = {.level = LOG_INFO};
+    bool journal;                   /* stderr is systemd's: prefix with <priority> */
+    const struct log_table *before; /* never freed: somebody may be reading it */
+};
+static const struct log_table log_first = {.level = LOG_INFO};
+static const struct log_table *_Atomic log_table = &log_first;
 
 static const char *const level_names[] = {"error", "warn", "info", "debug", "trace"};
 static const int level_priority[] = {3, 4, 6, 7, 7};
@@ -32,42 +35,58 @@ static int level_parse(const char *s, size_t len)
     return -1;
 }
 
+/* One "level" or "glob:level" of a specification. */
+static int rule_add(struct log_table *t, const char *p, size_t len, struct err *e)
+{
+    const char *colon = memchr(p, ':', len);
+    const char *name = colon != NULL ? colon + 1 : p;
+    int level = level_parse(name, (size_t)(p + len - name));
+    if (level < 0)
+        return err_set(e, BC_EINVALID, "log", "'%.*s' is not error, warn, info, debug or trace",
+                       (int)(p + len - name), name);
+    if (colon == NULL) {
+        t->level = (enum log_level)level;
+        return BC_OK;
+    }
+    size_t n = (size_t)(colon - p);
+    if (t->n_rules == LOG_RULES_MAX || n >= sizeof t->rules[0].glob)
+        return err_set(e, BC_EINVALID, "log", "more than %d topic rules, or one too long",
+                       LOG_RULES_MAX);
+    memcpy(t->rules[t->n_rules].glob, p, n);
+    t->rules[t->n_rules].glob[n] = '\0';
+    t->rules[t->n_rules++].level = (enum log_level)level;
+    return BC_OK;
+}
+
 int log_setup(const char *spec, struct err *e)
 {
     bc_assert(spec != NULL);
-    log_table.n_rules = 0;
-    log_table.level = LOG_INFO;
-    log_table.journal = getenv("JOURNAL_STREAM") != NULL;
+    struct log_table *t = calloc(1, sizeof *t);
+    if (t == NULL)
+        return err_nomem(e, sizeof *t);
+    t->level = LOG_INFO;
+    t->journal = getenv("JOURNAL_STREAM") != NULL;
+    t->before = log_table;
     for (const char *p = spec; *p != '\0';) {
         size_t len = strcspn(p, ",");
-        const char *colon = memchr(p, ':', len);
-        const char *name = colon != NULL ? colon + 1 : p;
-        int level = level_parse(name, (size_t)(p + len - name));
-        if (level < 0)
-            return err_set(e, BC_EINVALID, "log", "'%.*s' is not error, warn, info, debug or trace",
-                           (int)(p + len - name), name);
-        if (colon == NULL) {
-            log_table.level = (enum log_level)level;
-        } else {
-            size_t n = (size_t)(colon - p);
-            if (log_table.n_rules == LOG_RULES_MAX || n >= sizeof log_table.rules[0].glob)
-                return err_set(e, BC_EINVALID, "log", "more than %d topic rules, or one too long",
-                               LOG_RULES_MAX);
-            memcpy(log_table.rules[log_table.n_rules].glob, p, n);
-            log_table.rules[log_table.n_rules].glob[n] = '\0';
-            log_table.rules[log_table.n_rules++].level = (enum log_level)level;
+        int rc = rule_add(t, p, len, e);
+        if (rc < 0) {
+            free(t);
+            return rc;
         }
         p += len + (p[len] == ',');
     }
+    log_table = t;
     return BC_OK;
 }
 
 bool log_on(const char *topic, enum log_level level)
 {
-    for (unsigned i = 0; i < log_table.n_rules; i++)
-        if (fnmatch(log_table.rules[i].glob, topic, 0) == 0)
-            return level <= log_table.rules[i].level;
-    return level <= log_table.level;
+    const struct log_table *t = log_table;
+    for (unsigned i = 0; i < t->n_rules; i++)
+        if (fnmatch(t->rules[i].glob, topic, 0) == 0)
+            return level <= t->rules[i].level;
+    return level <= t->level;
 }
 
 void log_line(const char *topic, enum log_level level, const char *fmt, ...)
@@ -75,7 +94,7 @@ void log_line(const char *topic, enum log_level level, const char *fmt, ...)
     if (!log_on(topic, level))
         return;
     char line[1024];
-    int n = log_table.journal ? snprintf(line, sizeof line, "<%d>", level_priority[level]) : 0;
+    int n = log_table->journal ? snprintf(line, sizeof line, "<%d>", level_priority[level]) : 0;
     n += snprintf(line + n, sizeof line - (size_t)n, "%s: %s: ", level_names[level], topic);
     va_list ap;
     va_start(ap, fmt);

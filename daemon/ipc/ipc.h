@@ -64,7 +64,6 @@ struct server_options {
     const struct listener *listener; /* stays the caller's */
     struct server_limits limits;
     struct server_defaults defaults;
-    uint64_t kv_memory;        /* for the stats page */
     struct ledger *ledger;     /* the process's; NULL: nothing is booked */
     const char *default_model; /* its name, for Hello; copied */
     /* Names that Hello lists; NULL past the end. */

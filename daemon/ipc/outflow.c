@@ -198,6 +198,8 @@ void outflow_report(struct stream *st, struct report **pr)
     struct server *s = st->server;
     if (r->type == REP_END) {
         stream_not_busy(st);
+        if (r->u.end.code == (uint32_t)-BC_EDEVICE)
+            server_fatal(s, r->u.end.text);
         server_count(s, st->account, STAT_requests_done, 1);
         server_count(s, st->account, STAT_tokens_in, r->u.end.tokens_in);
         server_count(s, st->account, STAT_tokens_out, r->u.end.tokens_out);

@@ -123,8 +123,8 @@ static void on_error(struct server *s, struct conn *c, struct pending *p, const 
         stream_attach_failed(st);
     if (c != NULL)
         conn_error(c, id, &r->u.error);
-    if (r->u.error.code == BC_EDEVICE && s->opt.fatal != NULL)
-        s->opt.fatal(s->opt.arg, &r->u.error);
+    if (r->u.error.code == BC_EDEVICE)
+        server_fatal(s, r->u.error.text);
 }
 
 static void on_accepted(struct server *s, struct conn *c, struct pending *p, const struct report *r)
@@ -414,7 +414,7 @@ void reply_report(struct server *s, struct report **pr)
         statsout_publish(s, r);
     else if (r->type == REP_CLOSED)
         on_closed(s, NULL, NULL, r);
-    else if (r->type == REP_ERROR && r->u.error.code == BC_EDEVICE && s->opt.fatal != NULL)
-        s->opt.fatal(s->opt.arg, &r->u.error);
+    else if (r->type == REP_ERROR && r->u.error.code == BC_EDEVICE)
+        server_fatal(s, r->u.error.text);
     report_free(pr);
 }

@@ -212,6 +212,16 @@ void server_pause_rate(struct server *s)
         uv_timer_start(&s->rate, on_rate, RATE_MS, RATE_MS);
 }
 
+void server_fatal(struct server *s, const char *why)
+{
+    struct err e;
+    if (s->fatal_told || s->opt.fatal == NULL)
+        return;
+    s->fatal_told = true;
+    err_set(&e, BC_EDEVICE, "", "%s", why);
+    s->opt.fatal(s->opt.arg, &e);
+}
+
 /* ---- opening and closing */
 
 struct ledger_owner *server_owner(const struct server *s)

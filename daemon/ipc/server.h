@@ -52,7 +52,7 @@ struct server {
     struct server_options opt;
     char default_model[96];
     struct engine *en; /* NULL: still loading */
-    bool draining, closed;
+    bool draining, closed, fatal_told;
     int spare_fd; /* given up to answer a connection when no descriptor is left */
 
     uv_poll_t accept_poll, bells_poll;
@@ -88,6 +88,7 @@ void server_run(struct server *s, struct stream *st);
 /* Whom memory of no user is booked to; NULL: nobody. */
 struct ledger_owner *server_owner(const struct server *s);
 bool server_admin(const struct server *s, uint32_t uid);
+void server_fatal(struct server *s, const char *why); /* the device is gone */
 void server_pause_rate(struct server *s); /* a connection waits for its ration of frames */
 static inline void server_count(struct server *s, struct account *a, enum stat_id id, uint64_t n)
 {

@@ -214,6 +214,59 @@ static void it_does_not_outlive_its_parent(void **state)
     dh_free(&d);
 }
 
+/* Names: a section of the configuration, a file of a models folder; the default by either. */
+static void models_are_found_by_name(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/backcast-data-XXXXXX", path[120];
+    static const char *const links[][2] = {{"SmolLM2-135M-Instruct.Q4_1.gguf", "tiny-llama.gguf"},
+                                           {"other.gguf", "tiny-qwen2.gguf"}};
+    assert_non_null(mkdtemp(dir));
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/backcast%s", dir, i == 0 ? "" : "/models");
+        assert_int_equal(mkdir(path, 0700), 0);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        char target[300];
+        snprintf(path, sizeof path, "%s/backcast/models/%s", dir, links[i][0]);
+        snprintf(target, sizeof target, TEST_VECTORS "/%s", links[i][1]);
+        assert_int_equal(symlink(target, path), 0);
+    }
+    setenv("XDG_DATA_HOME", dir, 1);
+    const char *const args[] = {"--model=", "--model.third.path=" TEST_VECTORS "/tiny-qwen3.gguf",
+                                NULL};
+    struct dh *d = dh_start("tiny-llama.gguf", args); /* overridden: the default's own name */
+    unsetenv("XDG_DATA_HOME");
+    struct raw *r = raw_connect(d->socket);
+    Backcast__Hello h = BACKCAST__HELLO__INIT;
+    Backcast__HelloReply *reply = raw_call(r, FRAME_HELLO, &h.base, FRAME_HELLO_REPLY);
+    assert_memory_equal(reply->default_model.data, "SmolLM2-135M-Instruct.Q4_1", 26);
+    assert_int_equal(reply->n_models, 3);
+    static const char *const asked[] = {NULL, "other", "third"};
+    static const char *const chat[] = {"tiny", "other", "third"};
+    for (unsigned i = 0; i < 3; i++) {
+        Backcast__OpenSession m = BACKCAST__OPEN_SESSION__INIT;
+        m.has_model = asked[i] != NULL;
+        if (asked[i] != NULL)
+            m.model = (ProtobufCBinaryData){strlen(asked[i]), (uint8_t *)(uintptr_t)asked[i]};
+        struct raw_session *s = raw_open(r, &m);
+        raw_generate(s, chat[i], strlen(chat[i]), NULL);
+        raw_collect(s);
+        raw_session_free(&s);
+    }
+    raw_close(&r);
+    dh_stop(&d);
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/backcast/models/%s", dir, links[i][0]);
+        unlink(path);
+    }
+    snprintf(path, sizeof path, "%s/backcast/models", dir);
+    rmdir(path);
+    snprintf(path, sizeof path, "%s/backcast", dir);
+    rmdir(path);
+    rmdir(dir);
+}
+
 static bool log_has_changes(void *arg)
 {
     return dh_log_has(arg, "changes");
@@ -270,6 +323,7 @@ int main(void)
         cmocka_unit_test(signals_end_it_in_good_order),
         cmocka_unit_test(a_second_signal_ends_it_at_once),
         cmocka_unit_test(it_does_not_outlive_its_parent),
+        cmocka_unit_test(models_are_found_by_name),
         cmocka_unit_test(sighup_applies_what_can_change),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
