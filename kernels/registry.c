@@ -73,6 +73,13 @@ static int simt_open(struct kn **ret, const struct kn_options *opt, char *why, s
 }
 #endif
 
+#if defined(KN_HAVE_SIMT_RACE)
+static int simt_race_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
+{
+    return shared_open("libbackcast-simt-race.so", ret, opt, why, why_len);
+}
+#endif
+
 struct backend {
     const char *name;
     kn_open_fn *open;
@@ -89,6 +96,9 @@ static const struct backend backends[] = {
     {"ref", kn_ref_open, false},
 #if defined(KN_HAVE_SIMT)
     {"simt", simt_open, true}, /* the cuda backend's sources on a CPU, for tests */
+#if defined(KN_HAVE_SIMT_RACE)
+    {"simt-race", simt_race_open, true}, /* and every access of its kernels looked at */
+#endif
 #endif
 };
 

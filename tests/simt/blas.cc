@@ -144,7 +144,7 @@ static void touch(const matrix &x, char *p, bool write)
     for (int j = 0; j < x.cols; j++) {
         char *col = p + (size_t)j * x.ld * size;
         check_access(col, (size_t)x.rows * size, size, "cublasGemmEx");
-        race_range(col, (size_t)x.rows * size, write);
+        race_range(col, (size_t)x.rows * size, write ? ACCESS_WRITE : ACCESS_READ);
     }
 }
 

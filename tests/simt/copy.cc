@@ -71,7 +71,8 @@ struct rect {
 static void rect_run(const rect &r)
 {
     for (size_t i = 0; i < r.height; i++) {
-        race_copy(r.dst + i * r.dst_pitch, r.src + i * r.src_pitch, r.width);
+        race_range(r.src + i * r.src_pitch, r.width, ACCESS_READ);
+        race_range(r.dst + i * r.dst_pitch, r.width, ACCESS_WRITE);
         memmove(r.dst + i * r.dst_pitch, r.src + i * r.src_pitch, r.width);
     }
 }
@@ -141,7 +142,7 @@ static cudaError_t fill(void *dst, int value, size_t bytes, cudaStream_t stream)
     if (where_is(dst) == WHERE_PINNED)
         o.host_writes = host_range{(char *)dst, bytes};
     o.run = [dst, value, bytes] {
-        race_copy(dst, nullptr, bytes);
+        race_range(dst, bytes, ACCESS_WRITE);
         memset(dst, value, bytes);
     };
     return stream_push(s, std::move(o));

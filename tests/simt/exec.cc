@@ -5,6 +5,7 @@
  * two threads between two barriers one order comes up in FORWARD and the other in REVERSE, and whatever depends on the
  * order shows in one of them. */
 #include "exec.h"
+#include "memory.h"
 #include "race.h"
 #include "runtime.h"
 #include <stdlib.h>
@@ -17,7 +18,8 @@
 namespace simt
 {
 
-world w = {nullptr, {}, {}, {}, {}, nullptr, 0, options_initial, nullptr, nullptr, nullptr};
+world w = {nullptr,         {},      {},      {},      {},     nullptr, 0,
+           options_initial, nullptr, nullptr, nullptr, nullptr};
 
 constexpr size_t SMEM_MAX = 256u << 10;
 constexpr size_t SMEM_ALIGN = 128;
@@ -201,9 +203,15 @@ static void block_prepare(exec *ex)
             continue;
         gathering *g = &wp->gatherings[0];
         w.cur = wp->lanes[__builtin_ctz(g->arrived)];
+        if (wp->n_gatherings > 1)
+            report("divergent collective",
+                   "%s waits for lanes %08x of mask %08x, and others of the warp wait in %s with "
+                   "mask %08x at %s:%d",
+                   g->op->name, g->mask & ~g->arrived, g->mask, g[1].op->name, g[1].mask,
+                   g[1].at.file, g[1].at.line);
         report("lane missing from a collective",
-               "%s waits for lanes %08x of mask %08x, which have left or wait elsewhere (%u of %u "
-               "threads of the block have left, %u wait at a barrier)",
+               "%s waits for lanes %08x of mask %08x, which have left or wait at a barrier (%u of "
+               "%u threads of the block have left, %u wait at a barrier)",
                g->op->name, g->mask & ~g->arrived, g->mask, ex->n_threads - ex->n_live,
                ex->n_threads, in_block);
     }
@@ -268,6 +276,7 @@ void exec_run(const launch_shape &shape, const std::function<void()> &body)
         smem_check(ex);
         ex->blocks++;
     }
+    heap_check();
     report_signals_off();
     ex->shape = nullptr;
     if (ex->trapped)
@@ -337,14 +346,15 @@ int barrier_reduce(enum barrier_vote vote, int predicate, place at)
     return vote == VOTE_AND ? ex->count == (int)ex->n_threads : ex->count != 0;
 }
 
-/* The gathering that the lane's call belongs to: the one with its mask, or a new one. */
+/* The gathering that the lane's call belongs to: the one with its mask, or a new one. Gatherings with other masks may be
+ * under way, and wait for this lane to come later; if they wait for one another, deadlock() finds out. */
 static gathering *gather(warp *wp, int lane, const collective &op, uint32_t mask, place at)
 {
     for (int i = 0; i < wp->n_gatherings; i++) {
         gathering *g = &wp->gatherings[i];
-        if (!(g->mask & mask))
+        if (g->mask != mask)
             continue;
-        if (g->mask == mask && g->op == &op && g->at.line == at.line)
+        if (g->op == &op && g->at.line == at.line)
             return g;
         report("divergent collective",
                "lane %d calls %s with mask %08x while others of its warp wait in %s with mask %08x "

@@ -77,12 +77,22 @@ void block_guard(const block &b)
 #endif
 }
 
+/* Pinned memory lies elsewhere; its address space is given back with it. */
+static char *pinned_space(size_t bytes)
+{
+    size_t page = page_bytes();
+    void *map = mmap(nullptr, bytes + 2 * page, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return map == MAP_FAILED ? nullptr : (char *)map + page;
+}
+
 static void *block_make(enum block_kind kind, size_t bytes)
 {
     heap *h = heap_get();
     size_t body = round_up(bytes ? bytes : 1, ALLOC_ALIGN);
     size_t map_bytes = round_up(body, page_bytes());
-    char *map = heap_space(map_bytes, page_bytes());
+    char *map =
+        kind == BLOCK_MALLOC ? heap_space(map_bytes, page_bytes()) : pinned_space(map_bytes);
     if (!map || mprotect(map, map_bytes, PROT_READ | PROT_WRITE) != 0)
         return nullptr;
     block b = {};
@@ -106,9 +116,13 @@ static void block_drop(std::map<char *, block>::iterator it)
 #ifdef SIMT_ASAN
     __asan_unpoison_memory_region(b.map, b.map_bytes);
 #endif
-    if (!b.registered)
+    if (b.kind == BLOCK_PINNED && !b.registered)
+        munmap(b.map - page_bytes(), b.map_bytes + 2 * page_bytes());
+    else if (!b.registered)
         mmap(b.map, b.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
              -1, 0);
+    if (b.kind == BLOCK_MALLOC)
+        h->freed[b.p] = b.bytes;
     h->blocks.erase(it);
 }
 
@@ -228,6 +242,12 @@ void heap_tell(const void *p, char *text, size_t bytes)
                                         "pinned host memory"};
     const block *b = block_before(p);
     auto next = h->blocks.upper_bound((char *)p);
+    auto old = h->freed.upper_bound((char *)p);
+    if (old != h->freed.begin() && c < (--old)->first + old->second) {
+        snprintf(text, bytes, "byte %td of %zu bytes of device memory that is freed",
+                 c - old->first, old->second);
+        return;
+    }
     if (b && c < b->p + b->bytes)
         snprintf(text, bytes, "byte %td of %zu bytes of %s%s", c - b->p, b->bytes, kinds[b->kind],
                  h->is_open ? "" : ", which the host cannot touch");
@@ -238,7 +258,7 @@ void heap_tell(const void *p, char *text, size_t bytes)
         snprintf(text, bytes, "%td bytes before %zu bytes of %s", next->first - c,
                  next->second.bytes, kinds[next->second.kind]);
     else if (c >= h->space && c < h->next)
-        snprintf(text, bytes, "device memory that is freed or not mapped");
+        snprintf(text, bytes, "device memory that is not mapped");
     else
         snprintf(text, bytes, "no memory that the device can see");
 }

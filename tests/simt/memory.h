@@ -36,13 +36,15 @@ struct physical { /* of cuMemCreate: a piece of one memory file */
 
 struct heap {
     std::map<char *, block> blocks; /* by p */
+    std::map<char *, size_t> freed; /* device memory that was, for reports */
     std::map<char *, reserved_range> ranges;
     std::map<uint64_t, physical> physicals;
     std::multimap<size_t, size_t> holes; /* of the memory file: bytes -> offset */
     uint64_t next_handle;
     int file; /* memfd, -1 until needed */
     size_t file_bytes;
-    char *space, *space_end, *next; /* address space; addresses are never used twice */
+    char *space, *space_end,
+        *next; /* address space of the device; addresses are never used twice */
     size_t bytes_used;
     bool is_open; /* device memory has its rights now */
 };

@@ -65,10 +65,11 @@ constexpr options options_initial = {SCHEDULE_FORWARD, STREAMS_LAZY, 1, true, (s
                                      101376,           false};
 options options_default();
 
-struct thread; /* one CUDA thread: exec.h */
-struct exec;   /* fibers and warps */
-struct heap;   /* device memory */
-struct queues; /* streams, events, graphs */
+struct thread;   /* one CUDA thread: exec.h */
+struct exec;     /* fibers and warps */
+struct heap;     /* device memory */
+struct queues;   /* streams, events, graphs */
+struct detector; /* race.cc */
 
 struct world {
     /* read by running kernels */
@@ -81,6 +82,7 @@ struct world {
     exec *ex;
     heap *mem;
     queues *q;
+    detector *race;
 };
 extern world w;
 

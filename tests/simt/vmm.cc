@@ -7,6 +7,7 @@
 #include "cuda.h"
 #include "exec.h"
 #include "memory.h"
+#include "race.h"
 #include "runtime.h"
 
 namespace simt
@@ -145,6 +146,7 @@ static CUresult map(CUdeviceptr p, size_t bytes, size_t offset, CUmemGenericAllo
     b.bytes = b.map_bytes = bytes;
     b.handle = handle;
     it->second.n_maps++;
+    race_forget(at, bytes);
     h->blocks[at] = b;
     return CUDA_SUCCESS;
 }
