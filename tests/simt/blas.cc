@@ -158,11 +158,11 @@ static void product_run(const product &g)
         touch(g.b, pb, false);
         if (g.beta != 0.0f || g.beta_i)
             touch(g.c, pc, false);
+        touch(g.c, pc, true);
         if (g.c.type == CUDA_R_32I)
             product_ints(g, pa, pb, pc);
         else
             product_floats(g, pa, pb, pc);
-        touch(g.c, pc, true);
     }
 }
 

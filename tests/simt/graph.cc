@@ -334,7 +334,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
         return call_end(sticky_error());
     }
     run_some(); /* time goes by */
-    return cudaErrorNotReady;
+    return call_end(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
@@ -344,7 +344,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
         !start->recorded || !end->recorded || !start->timing || !end->timing)
         return call_end(cudaErrorInvalidResourceHandle);
     if (!start->stamp->set || !end->stamp->set)
-        return cudaErrorNotReady;
+        return call_end(cudaErrorNotReady);
     *ms = (float)((end->stamp->seconds - start->stamp->seconds) * 1e3);
     return cudaSuccess;
 }

@@ -190,7 +190,9 @@ static void shared_read(detector *d, shared_cell *c, const mark &me, size_t byte
 {
     if (c->write.epoch < d->block_epoch)
         report("uninitialised shared memory",
-               "the thread reads shared byte %zu, which nobody has written", byte);
+               "the thread reads shared byte %zu, which nobody has written, or not yet: missing "
+               "barrier, missing __syncwarp?",
+               byte);
     if (!(c->write.atomic && me.atomic) && !ordered(d, c->write, me.thread))
         shared_report(c->write, me.thread, byte, "reads", "wrote");
     mark *r = c->reads;
@@ -272,7 +274,9 @@ static void device_fresh(const device_cell *c, const char *p, const trace &me, e
         if (heap_room(p + i) == 0)
             report("out of bounds", "an access at %p, %s", (const void *)(p + i), where);
         if (kind != ACCESS_WRITE)
-            report("uninitialised device memory", "%s reads %s, which nobody has written",
+            report("uninitialised device memory",
+                   "%s reads %s, which nobody has written, or not yet: missing barrier, missing "
+                   "event?",
                    me.block == WHOLE ? w.q->running->name : "the thread", where);
     }
 }

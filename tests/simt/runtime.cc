@@ -82,7 +82,7 @@ cudaError_t call_begin(const char *name)
 
 cudaError_t call_end(cudaError_t e)
 {
-    if (e != cudaSuccess && e != cudaErrorNotReady)
+    if (e != cudaSuccess)
         w.q->last_error = e;
     return e;
 }
@@ -423,7 +423,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
         return call_end(sticky_error());
     }
     run_some(); /* time goes by */
-    return cudaErrorNotReady;
+    return call_end(cudaErrorNotReady);
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user)

@@ -22,11 +22,6 @@ void stick(cudaError_t e);
 bool is_sticky(cudaError_t e);
 cudaError_t sticky_error();
 
-/* The nth call (1: the next) of that name (NULL: of any, launches included as "launch") fails with e. */
-void inject(const char *name, unsigned nth, cudaError_t e);
-/* Calls seen since the last inject: how far a test can go. */
-unsigned inject_calls();
-
 void *driver_entry(const char *name); /* vmm.cc */
 
 #define ENTER(name)                                                                                \

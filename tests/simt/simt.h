@@ -89,6 +89,11 @@ extern world w;
 /* Changes take effect with the next thing that runs. */
 void set_options(const options &o);
 
+/* The nth call (1: the next) of that name (NULL: of any, launches included as "launch") fails with e. */
+void inject(const char *name, unsigned nth, cudaError_t e);
+/* Calls seen since the last inject: how far a test can go. */
+unsigned inject_calls();
+
 /* ---- launches ---- */
 
 struct launch_shape {
