@@ -88,20 +88,24 @@ backcast_model_name(const backcast *c,
 
 #define BACKCAST_FROZEN_AUTO UINT32_MAX /* the system prompt */
 #define BACKCAST_RECENT_AUTO UINT32_MAX /* min(32, budget / 8) */
+#define BACKCAST_DEFAULT UINT32_MAX     /* of a number: what the daemon is configured to */
 
+/* backcast_session_options_init leaves every choice to the daemon: its configuration, and without
+ * one the values named here. */
 struct backcast_session_options {
     size_t size;           /* set by backcast_session_options_init */
     const char *model;     /* name or path; NULL: the daemon's default */
     uint64_t budget_bytes; /* either; hard ceiling; both zero: the daemon's default */
     uint32_t budget_tokens;
-    uint32_t keep_tokens; /* prune to this; 0: 3/4 of the budget */
-    const char *policy;   /* NULL: "counter_causal_fast" */
-    const char *score;    /* "logit" | "logprob" */
-    uint32_t span;        /* odd; 1: the published method; default 15 */
-    float span_quantile;  /* 0.25 */
-    uint32_t min_gap, recent_tokens, frozen_tokens;
-    const char *trigger;       /* "budget" | "prefill_end" */
-    const char *kv_type;       /* "f16" | "f32" */
+    uint32_t keep_tokens;                  /* prune to this; 0: 3/4 of the budget */
+    const char *policy;                    /* NULL: "counter_causal_fast" */
+    const char *score;                     /* "logit" | "logprob"; NULL: "logit" */
+    uint32_t span;                         /* odd; 1: the published method; BACKCAST_DEFAULT: 15 */
+    float span_quantile;                   /* 0..1; -1: the default, 0.25 */
+    uint32_t min_gap;                      /* BACKCAST_DEFAULT: 0 */
+    uint32_t recent_tokens, frozen_tokens; /* BACKCAST_RECENT_AUTO, BACKCAST_FROZEN_AUTO */
+    const char *trigger;                   /* "budget" | "prefill_end"; NULL: "budget" */
+    const char *kv_type;                   /* "f16" | "f32"; NULL: "f16" */
     const char *name;          /* can be attached to later; NULL: dies with the connection */
     const char *chat_template; /* NULL: the file's */
     uint64_t seed;             /* policy "random" */
@@ -132,7 +136,7 @@ int backcast_session_info(const backcast_session *s, struct backcast_session_inf
 
 struct backcast_generate_options {
     size_t size;                     /* set by backcast_generate_options_init */
-    uint32_t max_tokens;             /* 0: prefill only; default 512 */
+    uint32_t max_tokens;             /* 0: prefill only; BACKCAST_DEFAULT: 512 */
     float temperature, top_p, min_p; /* 0: greedy; 1: off; 0: off */
     uint32_t top_k;                  /* 0: off */
     float repeat_penalty;            /* 1: off */

@@ -25,7 +25,7 @@ void backcast_generate_options_init(struct backcast_generate_options *opt)
 {
     *opt = (struct backcast_generate_options){
         .size = sizeof(*opt),
-        .max_tokens = 512,
+        .max_tokens = BACKCAST_DEFAULT,
         .top_p = 1,
         .repeat_penalty = 1,
         .repeat_last = 64,
@@ -61,7 +61,8 @@ static int options_put(backcast *c, const struct backcast_generate_options *o,
     }
     m->n_stop = o->n_stop;
     m->stop = stop;
-    m->has_max_tokens = m->has_temperature = m->has_top_p = m->has_min_p = m->has_top_k = true;
+    m->has_max_tokens = o->max_tokens != BACKCAST_DEFAULT;
+    m->has_temperature = m->has_top_p = m->has_min_p = m->has_top_k = true;
     m->has_repeat_penalty = m->has_repeat_last = m->has_seed = true;
     m->max_tokens = o->max_tokens;
     m->temperature = o->temperature;

@@ -20,14 +20,11 @@ void backcast_session_options_init(struct backcast_session_options *opt)
 {
     *opt = (struct backcast_session_options){
         .size = sizeof(*opt),
-        .policy = "counter_causal_fast",
-        .score = "logit",
-        .span = 15,
-        .span_quantile = 0.25f,
+        .span = BACKCAST_DEFAULT,
+        .span_quantile = -1,
+        .min_gap = BACKCAST_DEFAULT,
         .recent_tokens = BACKCAST_RECENT_AUTO,
         .frozen_tokens = BACKCAST_FROZEN_AUTO,
-        .trigger = "budget",
-        .kv_type = "f16",
     };
 }
 
@@ -304,10 +301,13 @@ int backcast_session_open(backcast *c, const struct backcast_session_options *op
     m.budget_tokens = o.budget_tokens;
     m.has_keep_tokens = o.keep_tokens != 0;
     m.keep_tokens = o.keep_tokens;
-    m.has_span = m.has_span_quantile = m.has_min_gap = m.has_frozen_tokens = true;
+    m.has_span = o.span != BACKCAST_DEFAULT;
     m.span = o.span;
+    m.has_span_quantile = o.span_quantile != -1;
     m.span_quantile = o.span_quantile;
+    m.has_min_gap = o.min_gap != BACKCAST_DEFAULT;
     m.min_gap = o.min_gap;
+    m.has_frozen_tokens = o.frozen_tokens != BACKCAST_FROZEN_AUTO;
     m.frozen_tokens = o.frozen_tokens;
     m.has_recent_tokens = o.recent_tokens != BACKCAST_RECENT_AUTO;
     m.recent_tokens = o.recent_tokens;

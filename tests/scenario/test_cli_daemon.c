@@ -109,6 +109,31 @@ static void usage_is_2_and_failure_is_1(void **state)
     CHECK(1, NULL, "no file and not in the catalogue", "pull", "gpt-9");
 }
 
+/* Every command of the table stands in the manual. */
+static void manual_names_every_command(void **state)
+{
+    (void)state;
+    static char page[32768];
+    FILE *f = fopen(TEST_VECTORS "/../../docs/man/backcast.1", "r");
+    struct prog_result r = RUN(NULL, "help");
+    int n = 0;
+
+    assert_non_null(f);
+    page[fread(page, 1, sizeof(page) - 1, f)] = '\0';
+    fclose(f);
+    for (char *line = strtok(r.out, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        char name[16];
+        if (strncmp(line, "  ", 2) != 0 || sscanf(line, " %15[a-z]", name) != 1 ||
+            strcmp(name, "help") == 0)
+            continue;
+        n++;
+        if (strstr(page, name) == NULL)
+            fail_msg("%s is not in the manual", name);
+    }
+    assert_int_equal(n, 16);
+    prog_free(&r);
+}
+
 static void models_and_vocabularies_need_no_daemon(void **state)
 {
     (void)state;
@@ -326,6 +351,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(usage_is_2_and_failure_is_1),
+        cmocka_unit_test(manual_names_every_command),
         cmocka_unit_test(models_and_vocabularies_need_no_daemon),
         cmocka_unit_test(listings_and_calls_by_name),
         cmocka_unit_test(run_gives_text_and_events),

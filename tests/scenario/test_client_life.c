@@ -252,6 +252,45 @@ static void reconnect_takes_up_the_stream(void **state)
     backcast_disconnect(&c);
 }
 
+/* What neither options nor program say, the daemon's configuration says. */
+static void defaults_are_the_daemons(void **state)
+{
+    (void)state;
+    const char *args[] = {"--threads=1",   "--policy=sliding_window",
+                          "--budget=100t", "--max-tokens=7",
+                          "--recent=20",   NULL};
+    struct dh *other = dh_start("tiny-llama.gguf", args);
+    backcast *c = NULL;
+    backcast_session *s = NULL;
+    struct backcast_session_options so;
+    struct backcast_generate_options go;
+    struct backcast_session_info info;
+    struct answer a = {0};
+
+    backcast_session_options_init(&so);
+    backcast_generate_options_init(&go);
+    go.ignore_end = 1;
+    assert_int_equal(backcast_connect(&c, other->socket), 0);
+    assert_int_equal(backcast_session_open(c, &so, &s), 0);
+    assert_int_equal(backcast_session_info(s, &info), 0);
+    assert_string_equal(info.policy, "sliding_window");
+    assert_int_equal(info.budget_tokens, 100);
+    assert_int_equal(info.recent_tokens, 20);
+    assert_int_equal(backcast_prompt(s, "oak", 3, &go), 0);
+    answer_read(c, s, &a);
+    assert_int_equal(a.n_ids, 7);
+    answer_free(&a);
+    backcast_session_close(&s);
+    so.policy = "tova";
+    so.recent_tokens = 5;
+    assert_int_equal(backcast_session_open(c, &so, &s), 0);
+    assert_int_equal(backcast_session_info(s, &info), 0);
+    assert_string_equal(info.policy, "tova");
+    assert_int_equal(info.recent_tokens, 5);
+    backcast_disconnect(&c);
+    dh_stop(&other);
+}
+
 /* ---- memory */
 
 static void budgets_prunes_and_scores_of_a_live_session(void **state)
@@ -470,6 +509,7 @@ int main(void)
         cmocka_unit_test(killed_client_leaves_nothing),
         cmocka_unit_test(named_session_outlives_its_client),
         cmocka_unit_test(reconnect_takes_up_the_stream),
+        cmocka_unit_test(defaults_are_the_daemons),
         cmocka_unit_test(budgets_prunes_and_scores_of_a_live_session),
         cmocka_unit_test(bad_options_name_their_field),
         cmocka_unit_test(bad_requests_name_their_field),

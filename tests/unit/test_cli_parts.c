@@ -125,7 +125,7 @@ static void options_have_the_names_of_the_library(void **state)
     assert_int_equal(PARSE(&a, "--temp", "0.7", "--seed", "5", "--ignore-end"), CLI_FINE);
     assert_true(a.generate.temperature == 0.7f && a.generate.ignore_end == 1);
     assert_true(a.session.seed == 5 && a.generate.seed == 5);
-    assert_int_equal(a.session.span, 15); /* the library's default */
+    assert_int_equal(a.session.span, BACKCAST_DEFAULT); /* the daemon's */
 }
 
 static void wrong_options_are_usage(void **state)
