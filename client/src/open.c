@@ -291,15 +291,13 @@ int backcast_reconnect(backcast *c)
     if (rc < 0)
         return rc;
     for (backcast_session *s = c->sessions; s != NULL; s = s->next) {
-        if (s->dead != 0)
+        if (s->dead != 0 && s->dead != BACKCAST_ECLOSED)
             continue;
         if (s->name[0] == '\0') {
-            session_unmap(s);
-            s->dead = BACKCAST_ECLOSED;
-            snprintf(s->dead_text, sizeof(s->dead_text),
-                     "the session had no name and went with its connection");
+            session_kill(s, BACKCAST_ECLOSED, "it had no name and went with its connection");
             continue;
         }
+        s->dead = 0; /* a daemon that stops closes the rings first: it may know the name again */
         rc = session_attach_again(s);
         if (c->lost != 0)
             return c->lost;

@@ -252,6 +252,55 @@ static void reconnect_takes_up_the_stream(void **state)
     backcast_disconnect(&c);
 }
 
+/* The daemon ends under an answer; another one takes its place. */
+static void restarted_daemon_is_a_new_one(void **state)
+{
+    (void)state;
+    const char *args[] = {"--threads=1", NULL};
+    struct dh *first = dh_start_long(args), *next = NULL;
+    char path[96];
+    backcast *c = NULL;
+    backcast_session *s = NULL, *t = NULL;
+    struct backcast_session_options so = answer_budget("counter_causal_fast", 64);
+    struct backcast_generate_options go = answer_options(1000000);
+    struct backcast_event ev;
+    struct answer a = {0};
+    int rc;
+
+    snprintf(path, sizeof(path), "/tmp/backcast-link-%d.sock", (int)getpid());
+    assert_int_equal(symlink(first->socket, path), 0);
+    assert_int_equal(backcast_connect(&c, path), 0);
+    so.name = "work";
+    assert_int_equal(backcast_session_open(c, &so, &s), 0);
+    assert_int_equal(backcast_prompt(s, "oak", 3, &go), 0);
+    while (a.n_ids < 10) {
+        assert_int_equal(backcast_next(c, &ev, 30000), 1);
+        answer_event(&a, &ev);
+    }
+    kill(first->pid, SIGTERM);
+    while ((rc = backcast_next(c, &ev, 30000)) == 1)
+        answer_event(&a, &ev);
+    assert_int_equal(rc, BACKCAST_ECLOSED);
+    assert_true(a.ended); /* told to ask again, before the connection went */
+    assert_string_equal(a.reason, "retry");
+    assert_int_equal(dh_wait(first, 10000), 0);
+    assert_int_equal(backcast_reconnect(c), BACKCAST_ENOTFOUND);
+    next = dh_start_long(args);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink(next->socket, path), 0);
+    assert_int_equal(backcast_reconnect(c), 0);
+    rc = backcast_prompt(s, "oak", 3, &go); /* it does not say whether it has such a number */
+    assert_true(rc == BACKCAST_EUNKNOWN || rc == BACKCAST_EPERMISSION);
+    assert_true(strlen(backcast_last_error(c)) > 10);
+    so.name = NULL;
+    assert_int_equal(backcast_session_open(c, &so, &t), 0);
+    answer_free(&a);
+    backcast_disconnect(&c);
+    unlink(path);
+    dh_free(&first);
+    dh_stop(&next);
+}
+
 /* What neither options nor program say, the daemon's configuration says. */
 static void defaults_are_the_daemons(void **state)
 {
@@ -509,6 +558,7 @@ int main(void)
         cmocka_unit_test(killed_client_leaves_nothing),
         cmocka_unit_test(named_session_outlives_its_client),
         cmocka_unit_test(reconnect_takes_up_the_stream),
+        cmocka_unit_test(restarted_daemon_is_a_new_one),
         cmocka_unit_test(defaults_are_the_daemons),
         cmocka_unit_test(budgets_prunes_and_scores_of_a_live_session),
         cmocka_unit_test(bad_options_name_their_field),
