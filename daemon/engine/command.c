@@ -114,6 +114,8 @@ static void run_gone(struct engine *en, struct command *c)
 {
     if (c->conn == 0) /* nobody: named sessions that wait for an attach */
         return;
+    struct err e = {0};
+    err_set(&e, BC_ECANCELLED, "", "the client went away");
     for (struct model_ref *m = en->models; m != NULL; m = m->next)
         for (struct command **at = &m->waiting; *at != NULL;) {
             struct command *w = *at;
@@ -123,6 +125,7 @@ static void run_gone(struct engine *en, struct command *c)
             }
             *at = w->next;
             w->next = NULL;
+            report_error(en, w, &e); /* the loop takes apart what it had made for it */
             queue_command_done(en, &w);
         }
     for (uint32_t i = en->n_sessions; i-- > 0;) {

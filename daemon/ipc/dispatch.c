@@ -40,6 +40,8 @@ int request_post(struct conn *c, struct command **cmd, enum frame_type type, uin
     if ((rc = engine_post(c->server->en, cmd, e)) < 0) {
         command_free(cmd);
         pending_free(c->server, &p, false);
+    } else if (st != NULL) {
+        stream_asked(st);
     }
     return rc;
 }

@@ -27,10 +27,12 @@ static void upload_done(struct stream *st)
 {
     struct upload *u = &st->upload;
     struct err e;
-    if (engine_post(st->server->en, &u->command, &e) < 0)
+    if (engine_post(st->server->en, &u->command, &e) < 0) {
         upload_fail(st, &e);
-    else
-        *u = (struct upload){0}; /* the engine's answer finds the pending request */
+        return;
+    }
+    *u = (struct upload){0}; /* the engine's answer finds the pending request */
+    stream_asked(st);
 }
 
 static bool take_prompt(struct stream *st, const struct record_head *h, const uint8_t *payload)
@@ -65,8 +67,9 @@ static bool take_record(struct stream *st, const struct record_head *h, const ui
         if (st->upload.command != NULL) {
             err_set(&e, BC_ECANCELLED, "", "cancelled before the prompt was complete");
             upload_fail(st, &e);
-        } else {
+        } else if (st->cancellable) { /* one a request: a flood would fill the engine's inbox */
             st->cancel_due = stream_cancel(st, END_CANCELLED, &e) < 0; /* the sweep tries again */
+            st->cancellable = st->cancel_due;
         }
         return true;
     default:

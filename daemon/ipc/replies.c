@@ -100,8 +100,8 @@ static void on_attached(struct server *s, struct conn *c, struct pending *p, con
         return;
     }
     int rc = stream_attached(st, c, fds, &e);
-    if (rc < 0) {
-        post_alone(s, CMD_GONE, r->conn, 0);
+    if (rc < 0) { /* as at an open: that session ends, the connection's others do not */
+        post_alone(s, CMD_CLOSE, r->conn, r->session);
         stream_drop(st, rc);
         conn_error(c, id, &e);
         return;

@@ -303,6 +303,8 @@ void stream_drop(struct stream *st, int code)
     MAGIC_OK(st, STREAM_MAGIC);
     if (st->dead)
         return;
+    if (!st->running) /* freed in its turn: a walk over the list may stand on it */
+        server_run(st->server, st);
     st->dead = true;
     upload_fail(st, NULL);
     stream_state(st, RING_CLOSED, code);
@@ -315,8 +317,6 @@ void stream_drop(struct stream *st, int code)
     port_drop(&st->port);
     quota_give(st->account, QUOTA_SESSIONS, 1);
     quota_give(st->account, QUOTA_RINGS, st->charged_rings);
-    if (!st->queued && !st->running)
-        stream_free(st); /* else its turn does it */
 }
 
 static void gone_post(struct server *s, uint64_t conn)
@@ -384,6 +384,12 @@ int stream_cancel(struct stream *st, uint32_t reason, struct err *e)
     if (rc < 0)
         command_free(&cmd);
     return rc;
+}
+
+void stream_asked(struct stream *st)
+{
+    st->cancellable = true;
+    st->cancel_due = false; /* it meant the request before */
 }
 
 /* ---- turns */
@@ -471,7 +477,7 @@ void stream_sweep(struct stream *st, uint64_t now_us)
         return;
     struct err e;
     if (st->cancel_due)
-        st->cancel_due = st->busy && stream_cancel(st, END_CANCELLED, &e) < 0;
+        st->cancel_due = st->cancellable = stream_cancel(st, END_CANCELLED, &e) < 0;
     if (st->room_due) {
         st->out_due = true;
         server_run(st->server, st);

@@ -72,7 +72,9 @@ struct stream {
     bool blocked;         /* a record waits for room */
     uint64_t progress_us; /* when the client last took something, while blocked or parked */
     uint64_t last_head;
-    bool parked, stall_told, room_due, cancel_due;
+    bool parked, stall_told, room_due;
+    bool cancellable; /* a request was posted and no CANCEL record since: see inflow.c */
+    bool cancel_due;  /* a CANCEL record that the engine could not take yet */
 
     bool busy; /* an accepted request runs: holds one QUOTA_REQUESTS */
     struct upload upload;
@@ -106,6 +108,8 @@ void stream_sweep(struct stream *st, uint64_t now_us);
 void stream_state(struct stream *st, enum ring_state state, int code);
 void stream_not_busy(struct stream *st);
 int stream_cancel(struct stream *st, uint32_t reason, struct err *e);
+/* A request of its client was posted: there is something to cancel again. */
+void stream_asked(struct stream *st);
 
 /* ---- outflow.c */
 void outflow_report(struct stream *st, struct report **r); /* takes it */

@@ -109,12 +109,13 @@ static void gone_while_the_model_loads(void **state)
 {
     (void)state;
     struct eh *h = eh_open("tiny-llama.gguf", with_models, NULL);
-    eh_start(h);
     struct eh_ask ask = {.model = "second", .budget_tokens = 64, .conn = 99};
-    eh_post_open(h, &ask);
+    uint32_t open = eh_post_open(h, &ask); /* both in one step: the load begins after it */
     struct command *c = eh_command(h, CMD_GONE, 0);
     c->conn = 99;
     eh_post(h, c);
+    eh_expect_error(h, open, BC_ECANCELLED, ""); /* who made rings for it must hear of it */
+    eh_start(h);
     eh_session(h, &(struct eh_ask){.model = "second", .budget_tokens = 64});
     const struct report *r = eh_expect(h, eh_post(h, eh_command(h, CMD_STAT, 0)), REP_STAT);
     assert_int_equal(r->u.stat.n_sessions, 1);

@@ -1,0 +1,142 @@
+/* Clients at the worst moment, or far too often: nothing breaks, nothing stays, nobody else pays.
+ */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include "daemon_harness.h"
+#include "raw_client.h"
+
+static struct dh *d;
+
+static int start(void **state)
+{
+    (void)state;
+    const char *const args[] = {"--max-frames-per-second=100000", NULL};
+    d = dh_start_long(args);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    dh_stop(&d);
+    return 0;
+}
+
+static struct raw *client(void)
+{
+    struct raw *r = raw_connect(d->socket);
+    raw_hello(r);
+    return r;
+}
+
+static Backcast__Generate tokens(unsigned n)
+{
+    Backcast__Generate g = BACKCAST__GENERATE__INIT;
+    g.has_max_tokens = g.has_ignore_end = 1;
+    g.max_tokens = n;
+    g.ignore_end = 1;
+    return g;
+}
+
+static struct raw_session *open_small(struct raw *r, uint32_t ring_bytes)
+{
+    Backcast__OpenSession m = BACKCAST__OPEN_SESSION__INIT;
+    m.has_budget_tokens = m.has_ring_bytes = 1;
+    m.budget_tokens = 256;
+    m.ring_bytes = ring_bytes;
+    return raw_open(r, &m);
+}
+
+static bool nothing_is_left(void *arg)
+{
+    Backcast__Stat m = BACKCAST__STAT__INIT;
+    struct raw *r = arg;
+    Backcast__StatReply *reply = raw_call(r, FRAME_STAT, &m.base, FRAME_STAT_REPLY);
+    return reply->n_sessions == 0 && reply->daemon->kv_held == 0 && reply->daemon->bytes_rings == 0;
+}
+
+/* It dies in the very moment that its uploads have been silent for too long: the daemon, stopped
+ * meanwhile, looks at the clock before it looks at the connection. */
+static void death_of_a_silent_uploader(void **state)
+{
+    (void)state;
+    struct raw *watch = client();
+    assert_true(dh_until(nothing_is_left, watch, 5000));
+    pid_t child = fork();
+    if (child == 0) {
+        struct raw *r = client();
+        for (unsigned i = 0; i < 6; i++) {
+            struct raw_session *s = open_small(r, 4096);
+            Backcast__Generate g = tokens(5);
+            g.has_session = g.has_kind = g.has_ring_bytes = 1;
+            g.session = s->id;
+            g.kind = 1;
+            g.ring_bytes = 100;
+            raw_send(r, FRAME_GENERATE, &g.base);
+        }
+        pause();
+    }
+    assert_true(child > 0);
+    usleep(4600000);
+    assert_int_equal(kill(d->pid, SIGSTOP), 0);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    usleep(1500000);
+    assert_int_equal(kill(d->pid, SIGCONT), 0);
+    assert_true(dh_until(nothing_is_left, watch, 5000));
+    raw_close(&watch);
+}
+
+/* A ring full of CANCEL records is one cancel: others' requests find room in the engine. */
+static void a_flood_of_cancels_is_one(void **state)
+{
+    (void)state;
+    struct raw *r = client(), *other = client();
+    struct raw_session *s = open_small(r, RING_BYTES_MAX), *long_one;
+    static char text[15000];
+    memset(text, 'z', sizeof text);
+    long_one = open_small(other, 65536);
+    for (unsigned round = 0; round < 10; round++) {
+        Backcast__Generate g = tokens(0);
+        raw_generate(long_one, text, sizeof text, &g); /* the engine is busy with it */
+        for (unsigned n = 0; n < 40000; n++)
+            if (ring_writer_put(&s->w, RECORD_CANCEL, 0, NULL, 0) != 1)
+                break;
+        if (ring_writer_publish(&s->w))
+            raw_ring(s);
+        Backcast__Stat m = BACKCAST__STAT__INIT;
+        raw_call(other, FRAME_STAT, &m.base, FRAME_STAT_REPLY);
+        raw_collect(long_one);
+        assert_int_equal(long_one->end.reason, END_LENGTH);
+        raw_forget(long_one);
+    }
+    Backcast__Generate g = tokens(1000000); /* and one works as ever */
+    raw_generate(s, "go on", 5, &g);
+    assert_int_equal(raw_next(s, RAW_TIMEOUT_MS), 1);
+    while (ring_writer_put(&s->w, RECORD_CANCEL, 0, NULL, 0) != 1)
+        usleep(1000);
+    if (ring_writer_publish(&s->w))
+        raw_ring(s);
+    raw_collect(s);
+    assert_int_equal(s->end.reason, END_CANCELLED);
+    raw_session_free(&s);
+    raw_session_free(&long_one);
+    raw_close(&r);
+    raw_close(&other);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(death_of_a_silent_uploader),
+        cmocka_unit_test(a_flood_of_cancels_is_one),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
