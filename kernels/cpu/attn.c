@@ -147,9 +147,10 @@ static void finish(const struct attn_job *j, const struct queries *u, const floa
     for (uint32_t i = 0; i < u->n_q; i++, acc += j->d_pad) {
         size_t row = u->block->row + i / u->n_heads, head = u->first_head + i % u->n_heads;
         float *out = j->out + (row * j->n_heads + head) * j->d;
-        bool blind = j->b->lo[row] == j->b->hi[row];
-        for (uint32_t d = 0; d < j->d; d++)
-            out[d] = blind ? 0.0f : acc[d] / l[i];
+        if (j->b->lo[row] == j->b->hi[row])
+            memset(out, 0, j->d * sizeof *out);
+        else
+            j->c->attn->finish(out, acc, l[i], j->d);
     }
 }
 

@@ -236,4 +236,13 @@ static void merge(const struct attn_merge *g)
     }
 }
 
-const struct attn_kernels ATTN_NAME(CPU_ISA) = {load, scores, weights, values, merge};
+static void finish(float *out, const float *acc, float l, uint32_t d)
+{
+    uint32_t i = 0;
+    for (; i + VF_N <= d; i += VF_N)
+        vf_store(out + i, vf_div(vf_load(acc + i), vf_set1(l)));
+    for (; i < d; i++)
+        out[i] = acc[i] / l;
+}
+
+const struct attn_kernels ATTN_NAME(CPU_ISA) = {load, scores, weights, values, merge, finish};

@@ -8,7 +8,9 @@
 #include "kn_assert.h"
 #include "workers.h"
 
-#define STAGE_ROWS 256   /* rows staged at a time, at most */
+#define STAGE_ROWS 256 /* rows staged at a time, at most */
+#define ACC_ROWS 64    /* rows and outputs that a thread sums up before it writes them */
+#define ACC_COLS (CPU_FLOAT_GROUPS * CPU_LANES)
 #define LSE_ROWS 64      /* rows of a row_lse piece */
 #define LSE_SLICE 512    /* vocabulary rows that are summed together: fixed, see row_lse */
 #define LSE_SLICES 256   /* slices of one parallel loop */
@@ -30,7 +32,7 @@ struct stage {
 /* What one thread needs; 64-byte aligned. */
 struct cpu_scratch {
     float d[CPU_K_BLOCKS * 2 * CPU_LANES], m[CPU_K_BLOCKS * 2 * CPU_LANES];
-    float acc[STAGE_ROWS * CPU_LANES];
+    float acc[ACC_ROWS * ACC_COLS];
     float logits[LSE_ROWS * LSE_SLICE];
     float kt[KN_HEAD_DIM_MAX * KN_TILE], v[KN_TILE * KN_HEAD_DIM_MAX];
     float q[ATTN_Q_MAX * KN_HEAD_DIM_MAX], a[ATTN_Q_MAX * KN_HEAD_DIM_MAX];

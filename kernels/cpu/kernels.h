@@ -18,7 +18,7 @@
 #define CPU_ROWS 16             /* rows of x that are staged together */
 #define CPU_K_BLOCKS 64         /* 32-blocks that one q8 call takes at most */
 #define CPU_K_FLOATS 256
-#define CPU_FLOAT_GROUPS 4 /* groups of a float weight that a call takes at most */
+#define CPU_FLOAT_GROUPS 4 /* groups that are taken side by side, at most */
 
 /* 32 columns of CPU_ROWS staged rows, quantised by rule 1 of kn_int8.h. A row block of x is an
  * array of these, one a 32-block. asum_neg is -(sum of a): shifted left it is the start of an int32
@@ -137,9 +137,20 @@ struct attn_kernels {
     void (*weights)(const struct attn_tile *t); /* s = exp(s - m), l */
     void (*values)(const struct attn_tile *t);  /* acc */
     void (*merge)(const struct attn_merge *m);
+    void (*finish)(float *out, const float *acc, float l, uint32_t d); /* acc / l */
+};
+
+/* Finished sums to their place: out (+)= acc (+ bias), n_rows of n. */
+struct put_job {
+    float *out;
+    const float *acc, *bias; /* bias [n] or NULL */
+    size_t out_stride, acc_stride;
+    uint32_t n_rows, n;
+    bool add;
 };
 
 struct vec_kernels {
+    void (*put)(const struct put_job *p);
     void (*rmsnorm)(float *out, const float *x, const float *gain, uint32_t d, float eps);
     void (*rope)(const struct rope_row *r, float *x);
     void (*swiglu)(float *out, const float *gate, const float *up, size_t n);

@@ -115,17 +115,20 @@ static void dot_floats(struct kn_cpu *c, const struct dot *d)
 
 void dot_run(struct kn_cpu *c, unsigned thread, const struct dot *d)
 {
-    for (uint32_t g = 0; g < d->n_groups; g++)
-        for (uint32_t r = 0; r < d->n_rows; r++)
+    struct dot one = *d;
+    for (uint32_t r = 0; r < d->n_rows; r++)
+        for (uint32_t g = 0; g < d->n_groups; g++)
             memset(d->acc + g * d->acc_group + r * d->acc_stride, 0, CPU_LANES * sizeof(float));
-    if (!d->w->format) {
-        dot_floats(c, d);
+    if (!d->w->format && d->n_rows <= 4 && d->row % CPU_ROWS + d->n_rows <= CPU_ROWS) {
+        dot_floats(c, d); /* few rows: chains of several groups side by side */
         return;
     }
-    struct dot one = *d;
     one.n_groups = 1;
     for (uint32_t g = 0; g < d->n_groups; g++, one.group++, one.acc += d->acc_group)
-        dot_q8(c, thread, &one);
+        if (d->w->format)
+            dot_q8(c, thread, &one);
+        else
+            dot_floats(c, &one);
 }
 
 /* ---- the op ------------------------------------------------------------------------------------------ */
@@ -140,57 +143,42 @@ struct linear_job {
     bool add;
 };
 
-/* acc [n][16] of one group to rows row .. of the output. */
-static void put(const struct linear_job *j, uint32_t i, uint32_t group, uint32_t row, uint32_t n,
-                const float *acc)
+/* Groups group .. group + n_groups of weight i, rows row .. row + n. */
+static void tile_run(const struct linear_job *j, unsigned thread, uint32_t i, struct dot *d)
 {
-    uint32_t rows = j->w[i]->rows, first = group * CPU_LANES;
-    uint32_t lanes = KN_MIN((uint32_t)CPU_LANES, rows - first);
-    float bias[CPU_LANES] = {0};
-    bool has_bias = j->bias && j->bias[i];
-    if (has_bias)
-        memcpy(bias, j->bias[i] + first, lanes * sizeof bias[0]);
-    for (uint32_t r = 0; r < n; r++, acc += CPU_LANES) {
-        float *out = j->outs[i] + (size_t)(row + r) * rows + first, t[CPU_LANES];
-        memcpy(t, acc, sizeof t);
-        for (uint32_t l = 0; has_bias && l < CPU_LANES; l++)
-            t[l] += bias[l];
-        if (!j->add) {
-            memcpy(out, t, lanes * sizeof t[0]);
-            continue;
-        }
-        if (lanes == CPU_LANES)
-            for (uint32_t l = 0; l < CPU_LANES; l++)
-                out[l] += t[l];
-        else
-            for (uint32_t l = 0; l < lanes; l++)
-                out[l] += t[l];
-    }
+    float *acc = j->c->scratch[thread].acc;
+    uint32_t first = d->group * CPU_LANES, rows = d->w->rows;
+    d->acc = acc;
+    d->acc_stride = ACC_COLS;
+    d->acc_group = CPU_LANES;
+    dot_run(j->c, thread, d);
+    struct put_job p = {.out = j->outs[i] + (size_t)d->row * rows + first,
+                        .acc = acc,
+                        .bias = j->bias && j->bias[i] ? j->bias[i] + first : NULL,
+                        .out_stride = rows,
+                        .acc_stride = ACC_COLS,
+                        .n_rows = d->n_rows,
+                        .n = KN_MIN(d->n_groups * CPU_LANES, rows - first),
+                        .add = j->add};
+    j->c->vec->put(&p);
 }
 
+/* Items: (part of the rows, group). Up to four neighbouring groups go together, ACC_ROWS rows at a time. */
 static void linear_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     const struct linear_job *j = ctx;
-    struct cpu_scratch *room = &j->c->scratch[thread];
     for (uint32_t item = first; item < end;) {
         uint32_t part = item / j->n_groups, group = item % j->n_groups, i = 0;
         for (; group >= j->w[i]->n_groups; i++)
             group -= j->w[i]->n_groups;
-        uint32_t row = part * j->part_rows;
-        struct dot d = {.w = j->w[i],
-                        .group = group,
-                        .n_groups = 1,
-                        .row = row,
-                        .n_rows = KN_MIN(j->part_rows, j->c->stage.rows - row),
-                        .acc = room->acc,
-                        .acc_stride = CPU_LANES};
-        if (!d.w->format && d.n_rows <= 4) /* few rows: several groups side by side */
-            d.n_groups =
-                KN_MIN(KN_MIN(end - item, d.w->n_groups - group), (uint32_t)CPU_FLOAT_GROUPS);
-        d.acc_group = (size_t)d.n_rows * CPU_LANES;
-        dot_run(j->c, thread, &d);
-        for (uint32_t g = 0; g < d.n_groups; g++)
-            put(j, i, group + g, row, d.n_rows, room->acc + g * d.acc_group);
+        uint32_t row = part * j->part_rows, stop = KN_MIN(row + j->part_rows, j->c->stage.rows);
+        struct dot d = {.w = j->w[i], .group = group};
+        d.n_groups = KN_MIN(KN_MIN(end - item, d.w->n_groups - group), (uint32_t)CPU_FLOAT_GROUPS);
+        for (; row < stop; row += d.n_rows) {
+            d.row = row;
+            d.n_rows = KN_MIN((uint32_t)ACC_ROWS, stop - row);
+            tile_run(j, thread, i, &d);
+        }
         item += d.n_groups;
     }
 }

@@ -10,8 +10,8 @@ uint32_t stage_fit(uint32_t cols);
 void stage_fill(struct kn_cpu *c, uint32_t n_w, const struct kn_weight *const *w, const float *x,
                 uint32_t rows);
 
-/* Staged rows row .. row + n_rows against groups group .. group + n_groups of w. n_groups > 1 wants
- * n_rows <= 4 of one row block if w is a float type. acc is overwritten. */
+/* Staged rows row .. row + n_rows against groups group .. group + n_groups (<= CPU_FLOAT_GROUPS) of w. acc is
+ * overwritten. */
 struct dot {
     const struct kn_weight *w;
     uint32_t group, n_groups, row, n_rows;

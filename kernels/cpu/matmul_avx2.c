@@ -10,19 +10,8 @@
  * step.
  *
  * Both are exact, so the result is the one of kn_int8.h. */
-#include "kernels.h"
+#include "matmul_x86.h"
 #include <immintrin.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-
-enum codes { NIB, TABLE, BYTE };
-
-struct kind {
-    enum codes codes;
-    unsigned n_sub;
-    bool has_min;
-};
 
 /* Constants of one call. */
 struct consts {
@@ -33,13 +22,6 @@ struct consts {
 INLINE __m256i load256(const void *p)
 {
     return _mm256_loadu_si256((const __m256i *)p);
-}
-
-INLINE __m256i broadcast4(const int8_t *p)
-{
-    int32_t v;
-    memcpy(&v, p, 4);
-    return _mm256_set1_epi32(v);
 }
 
 /* Chunk c of a block for one half of the outputs: unsigned for NIB, signed otherwise. */
@@ -53,27 +35,32 @@ INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, int c, const st
     return codes == TABLE ? _mm256_shuffle_epi8(k->table, v) : v;
 }
 
-/* int32 dot products of n rows over chunks first .. first + len of one block. */
-INLINE void dots(const struct kind k, const uint8_t *half, int first, int len, const int8_t *a,
+/* Keeps the compiler from gathering all products of a block before the first sum: there are 16 registers. */
+#define KEEP(v) __asm__("" : "+x"(v))
+
+/* int32 dot products of n rows with sub-block s of one block. */
+INLINE void dots(const struct kind k, const uint8_t *half, const struct act_at *x, unsigned s,
                  const uint32_t n, const struct consts *c, __m256i *sum)
 {
     const __m256i ones = _mm256_set1_epi16(1);
+    const int len = 8 / (int)k.n_sub;
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < n; r++)
         sum[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
-    for (int i = first; i < first + len; i++) {
+    for (int i = (int)s * len; i < (int)(s + 1) * len; i++) {
         __m256i w = chunk_load(k.codes, half, i, c);
         __m256i wide = k.codes == NIB ? w : _mm256_abs_epi8(w);
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < n; r++) {
-            __m256i x = broadcast4(a + r * KN_INT8_BLOCK + i * 4);
+            __m256i a = _mm256_set1_epi32(act_codes(x, r, (unsigned)i));
             if (k.codes == NIB)
-                sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, x));
+                sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, a));
             else
                 sum[r] = _mm256_add_epi32(
                     sum[r],
-                    _mm256_madd_epi16(_mm256_maddubs_epi16(wide, _mm256_sign_epi8(x, w)), ones));
+                    _mm256_madd_epi16(_mm256_maddubs_epi16(wide, _mm256_sign_epi8(a, w)), ones));
+            KEEP(sum[r]);
         }
     }
     if (k.codes == NIB)
@@ -82,57 +69,58 @@ INLINE void dots(const struct kind k, const uint8_t *half, int first, int len, c
             sum[r] = _mm256_madd_epi16(sum[r], ones);
 }
 
-/* acc += one sub-block for n rows from row `row` of the act block on. */
-INLINE void sub_add(const struct kind k, const struct act_block *x, uint32_t row, const uint32_t n,
-                    unsigned s, const __m256i *sum, const float *d, const float *m,
-                    const struct consts *c, __m256 *acc)
+/* acc += sub-block s for n rows. d, m: of this half's outputs. */
+INLINE void sub_add(const struct kind k, const struct act_at *x, const uint32_t n, unsigned s,
+                    const __m256i *sum, __m256 d, __m256 m, const struct consts *c, __m256 *acc)
 {
-    const int32_t *asum_neg = k.n_sub == 2 ? x->asum_neg_half[s] : x->asum_neg;
-    const float *sa = k.n_sub == 2 ? x->sa_half[s] : x->sa;
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < n; r++) {
         __m256i v = sum[r];
         if (k.codes == NIB && !k.has_min)
-            v = _mm256_add_epi32(v,
-                                 _mm256_sll_epi32(_mm256_set1_epi32(asum_neg[row + r]), c->shift));
-        __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(d), _mm256_set1_ps(x->da[row + r]));
+            v = _mm256_add_epi32(v, _mm256_sll_epi32(_mm256_set1_epi32(act_asum_neg(k, x, s, r)),
+                                                     c->shift));
+        __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(act_da(x, r)));
         acc[r] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(v), acc[r]);
         if (k.has_min)
-            acc[r] = _mm256_fmadd_ps(_mm256_loadu_ps(m), _mm256_set1_ps(sa[row + r]), acc[r]);
+            acc[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(act_sa(k, x, s, r)), acc[r]);
+        KEEP(acc[r]);
     }
 }
 
-/* n rows from row `first` of the tile on, outputs of one half. */
-INLINE void half_run(const struct kind k, const struct q8_tile *t, uint32_t first, const uint32_t n,
-                     unsigned half, const struct consts *c)
+/* n rows from row `first` of the tile on, halves half .. half + n_h of the outputs: n * n_h <= 4. */
+INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t first, const uint32_t n,
+                     unsigned half, const unsigned n_h, const struct consts *c)
 {
     const size_t bytes = k.codes == BYTE ? 512 : 256;
     const uint8_t *codes = t->codes + half * 32;
     const float *d = t->d + half * 8, *m = k.has_min ? t->m + half * 8 : d;
     float *at = t->acc + first * t->acc_stride + half * 8;
-    uint32_t row = t->row + first;
-    __m256 acc[4];
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < n; r++)
-        acc[r] = _mm256_loadu_ps(at + r * t->acc_stride);
+    struct act_at x = act_first(t->x, t->row + first);
+    __m256 acc[2][4];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < n * n_h; i++)
+        acc[i / n][i % n] = _mm256_loadu_ps(at + i % n * t->acc_stride + i / n * 8);
     for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
-        const struct act_block *x = &t->x[b];
         __m256i sum[4];
-        if (half == 0)
+        if (n_h == 2) /* few rows, memory-bound: be ahead of it */
             for (size_t i = 0; i < bytes; i += 64)
                 _mm_prefetch(codes + i + 4096, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (unsigned s = 0; s < k.n_sub; s++) {
-            int len = 8 / (int)k.n_sub;
-            dots(k, codes, (int)s * len, len, x->a[row], n, c, sum);
-            sub_add(k, x, row, n, s, sum, d, m, c, acc);
+#pragma GCC unroll 2
+            for (unsigned h = 0; h < n_h; h++) {
+                dots(k, codes + h * 32, &x, s, n, c, sum);
+                sub_add(k, &x, n, s, sum, _mm256_loadu_ps(d + h * 8), _mm256_loadu_ps(m + h * 8), c,
+                        acc[h]);
+            }
             d += CPU_LANES;
             m += CPU_LANES;
         }
+        act_next(&x);
     }
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < n; r++)
-        _mm256_storeu_ps(at + r * t->acc_stride, acc[r]);
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < n * n_h; i++)
+        _mm256_storeu_ps(at + i % n * t->acc_stride + i / n * 8, acc[i / n][i % n]);
 }
 
 INLINE void tile_run(const struct kind k, const struct q8_tile *t)
@@ -145,44 +133,14 @@ INLINE void tile_run(const struct kind k, const struct q8_tile *t)
     uint32_t r = 0;
     for (; r + 4 <= t->n_rows; r += 4)
         for (unsigned half = 0; half < 2; half++)
-            half_run(k, t, r, 4, half, &c);
+            rows_run(k, t, r, 4, half, 1, &c);
     for (; r + 2 <= t->n_rows; r += 2)
-        for (unsigned half = 0; half < 2; half++)
-            half_run(k, t, r, 2, half, &c);
+        rows_run(k, t, r, 2, 0, 2, &c);
     for (; r < t->n_rows; r++)
-        for (unsigned half = 0; half < 2; half++)
-            half_run(k, t, r, 1, half, &c);
+        rows_run(k, t, r, 1, 0, 2, &c);
 }
 
-static void q8_avx2(const struct q8_tile *t)
-{
-    switch (t->form) {
-    case FORM_NIB:
-        tile_run((struct kind){NIB, 1, false}, t);
-        break;
-    case FORM_NIB_MIN:
-        tile_run((struct kind){NIB, 1, true}, t);
-        break;
-    case FORM_NIB_2:
-        tile_run((struct kind){NIB, 2, false}, t);
-        break;
-    case FORM_NIB_2_MIN:
-        tile_run((struct kind){NIB, 2, true}, t);
-        break;
-    case FORM_TABLE:
-        tile_run((struct kind){TABLE, 1, false}, t);
-        break;
-    case FORM_BYTE:
-        tile_run((struct kind){BYTE, 1, false}, t);
-        break;
-    case FORM_BYTE_MIN:
-        tile_run((struct kind){BYTE, 1, true}, t);
-        break;
-    case FORM_BYTE_2:
-        tile_run((struct kind){BYTE, 2, false}, t);
-        break;
-    }
-}
+static void q8_avx2(const struct q8_tile *t){KIND_SWITCH(t, tile_run)}
 
 /* ---- float weights
  * ------------------------------------------------------------------------------- */
@@ -234,9 +192,8 @@ INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t f
 
 INLINE void floats_type(enum kn_type type, const struct float_tile *t)
 {
-    if (t->n_groups == CPU_FLOAT_GROUPS) {
-        for (uint32_t r = 0; r < t->n_rows; r++)
-            floats_run(type, t, r, 1, CPU_FLOAT_GROUPS);
+    if (t->n_groups == CPU_FLOAT_GROUPS && t->n_rows == 1) {
+        floats_run(type, t, 0, 1, CPU_FLOAT_GROUPS);
         return;
     }
     for (uint32_t g = 0; g < t->n_groups; g++) {

@@ -10,31 +10,12 @@
  *     acc   = fma(D * da, float(sum), acc);  acc = fma(M, sa, acc)
  *
  * The codes stay in registers for up to 16 rows: 8 (codes) + 2 (D, M) + 16 (acc) of 32. */
-#include "kernels.h"
+#include "matmul_x86.h"
 #include <immintrin.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-
-enum codes { NIB, TABLE, BYTE };
-
-/* What the compiler may take as known in one copy of the inner loop. */
-struct kind {
-    enum codes codes;
-    unsigned n_sub;
-    bool has_min;
-};
 
 INLINE __m512i load512(const void *p)
 {
     return _mm512_loadu_si512(p);
-}
-
-INLINE __m512i broadcast4(const int8_t *p)
-{
-    int32_t v;
-    memcpy(&v, p, 4);
-    return _mm512_set1_epi32(v);
 }
 
 INLINE void codes_load(enum codes codes, const uint8_t *p, __m512i table, __m512i w[8])
@@ -58,67 +39,19 @@ INLINE void codes_load(enum codes codes, const uint8_t *p, __m512i table, __m512
     }
 }
 
-/* The int32 dot products of one row and one sub-block. */
-INLINE __m512i dots(const __m512i *w, unsigned n, const int8_t *a, __m512i start)
+/* The int32 dot products of row r and sub-block s. */
+INLINE __m512i dots(const struct kind k, const __m512i *w, const struct act_at *x, unsigned s,
+                    uint32_t r, __m128i shift)
 {
-    __m512i even = start, odd = _mm512_setzero_si512();
+    __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
+    if (!k.has_min)
+        even = _mm512_sll_epi32(_mm512_set1_epi32(act_asum_neg(k, x, s, r)), shift);
 #pragma GCC unroll 4
-    for (unsigned c = 0; c < n; c += 2) {
-        even = _mm512_dpbusd_epi32(even, w[c], broadcast4(a + c * 4));
-        odd = _mm512_dpbusd_epi32(odd, w[c + 1], broadcast4(a + c * 4 + 4));
+    for (unsigned c = 8 / k.n_sub * s; c < 8 / k.n_sub * (s + 1); c += 2) {
+        even = _mm512_dpbusd_epi32(even, w[c], _mm512_set1_epi32(act_codes(x, r, c)));
+        odd = _mm512_dpbusd_epi32(odd, w[c + 1], _mm512_set1_epi32(act_codes(x, r, c + 1)));
     }
     return _mm512_add_epi32(even, odd);
-}
-
-/* Row 0 of a kernel's rows in the present block: its codes, and the arrays of act_block from its place
- * on, so that row r is at a constant distance. */
-struct act_at {
-    const int8_t *a;
-    const char *rest;
-};
-
-INLINE float act_float(const struct act_at *x, size_t offset, uint32_t r)
-{
-    float f;
-    memcpy(&f, x->rest + offset + r * sizeof f, sizeof f);
-    return f;
-}
-
-INLINE __m512i start_of(const struct kind k, const struct act_at *x, size_t offset, uint32_t r,
-                        __m128i shift)
-{
-    int32_t asum_neg;
-    if (k.has_min)
-        return _mm512_setzero_si512();
-    memcpy(&asum_neg, x->rest + offset + r * sizeof asum_neg, sizeof asum_neg);
-    return _mm512_sll_epi32(_mm512_set1_epi32(asum_neg), shift);
-}
-
-#define AT(member) offsetof(struct act_block, member)
-#define HALF (CPU_ROWS * sizeof(float))
-
-INLINE __m512 block_row(const struct kind k, const struct act_at *x, uint32_t r, const __m512i *w,
-                        const __m512 *d, const __m512 *m, __m128i shift, __m512 acc)
-{
-    const int8_t *a = x->a + r * KN_INT8_BLOCK;
-    __m512 da = _mm512_set1_ps(act_float(x, AT(da), r));
-    if (k.n_sub == 1) {
-        __m512i sum = dots(w, 8, a, start_of(k, x, AT(asum_neg), r, shift));
-        acc = _mm512_fmadd_ps(_mm512_mul_ps(d[0], da), _mm512_cvtepi32_ps(sum), acc);
-        if (k.has_min)
-            acc = _mm512_fmadd_ps(m[0], _mm512_set1_ps(act_float(x, AT(sa), r)), acc);
-        return acc;
-    }
-#pragma GCC unroll 2
-    for (unsigned s = 0; s < 2; s++) {
-        __m512i sum =
-            dots(w + 4 * s, 4, a + 16 * s, start_of(k, x, AT(asum_neg_half) + s * HALF, r, shift));
-        acc = _mm512_fmadd_ps(_mm512_mul_ps(d[s], da), _mm512_cvtepi32_ps(sum), acc);
-        if (k.has_min)
-            acc =
-                _mm512_fmadd_ps(m[s], _mm512_set1_ps(act_float(x, AT(sa_half) + s * HALF, r)), acc);
-    }
-    return acc;
 }
 
 /* n rows, from row `first` of the tile on; n is known to the compiler. */
@@ -132,8 +65,7 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
     if (k.codes == TABLE)
         table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t->table)),
                                  _mm512_set1_epi8(-128));
-    struct act_at x = {t->x->a[t->row + first],
-                       (const char *)t->x + (t->row + first) * sizeof(float)};
+    struct act_at x = act_first(t->x, t->row + first);
     __m512 acc[16];
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < n; r++)
@@ -152,9 +84,15 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
         }
 #pragma GCC unroll 16
         for (uint32_t r = 0; r < n; r++)
-            acc[r] = block_row(k, &x, r, w, d, m, shift, acc[r]);
-        x.a += sizeof(struct act_block);
-        x.rest += sizeof(struct act_block);
+#pragma GCC unroll 2
+            for (unsigned i = 0; i < k.n_sub; i++) {
+                __m512 scale = _mm512_mul_ps(d[i], _mm512_set1_ps(act_da(&x, r)));
+                __m512i sum = dots(k, w, &x, i, r, shift);
+                acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), acc[r]);
+                if (k.has_min)
+                    acc[r] = _mm512_fmadd_ps(m[i], _mm512_set1_ps(act_sa(k, &x, i, r)), acc[r]);
+            }
+        act_next(&x);
     }
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < n; r++)
@@ -184,35 +122,7 @@ INLINE void tile_run(const struct kind k, const struct q8_tile *t)
         rows_run(k, t, r, 1);
 }
 
-static void q8_avx512(const struct q8_tile *t)
-{
-    switch (t->form) {
-    case FORM_NIB:
-        tile_run((struct kind){NIB, 1, false}, t);
-        break;
-    case FORM_NIB_MIN:
-        tile_run((struct kind){NIB, 1, true}, t);
-        break;
-    case FORM_NIB_2:
-        tile_run((struct kind){NIB, 2, false}, t);
-        break;
-    case FORM_NIB_2_MIN:
-        tile_run((struct kind){NIB, 2, true}, t);
-        break;
-    case FORM_TABLE:
-        tile_run((struct kind){TABLE, 1, false}, t);
-        break;
-    case FORM_BYTE:
-        tile_run((struct kind){BYTE, 1, false}, t);
-        break;
-    case FORM_BYTE_MIN:
-        tile_run((struct kind){BYTE, 1, true}, t);
-        break;
-    case FORM_BYTE_2:
-        tile_run((struct kind){BYTE, 2, false}, t);
-        break;
-    }
-}
+static void q8_avx512(const struct q8_tile *t){KIND_SWITCH(t, tile_run)}
 
 /* ---- float weights
  * ------------------------------------------------------------------------------- */
@@ -255,7 +165,12 @@ INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t f
 INLINE void floats_type(enum kn_type type, const struct float_tile *t)
 {
     if (t->n_groups == CPU_FLOAT_GROUPS) {
-        for (uint32_t r = 0; r < t->n_rows; r++)
+        uint32_t r = 0;
+        for (; r + 4 <= t->n_rows; r += 4)
+            floats_run(type, t, r, 4, CPU_FLOAT_GROUPS);
+        for (; r + 2 <= t->n_rows; r += 2)
+            floats_run(type, t, r, 2, CPU_FLOAT_GROUPS);
+        for (; r < t->n_rows; r++)
             floats_run(type, t, r, 1, CPU_FLOAT_GROUPS);
         return;
     }

@@ -27,6 +27,26 @@ static inline void store_some(float *p, size_t n, vf v)
     memcpy(p, part, n * sizeof *p);
 }
 
+static void put(const struct put_job *p)
+{
+    for (uint32_t r = 0; r < p->n_rows; r++) {
+        const float *acc = p->acc + r * p->acc_stride;
+        float *out = p->out + r * p->out_stride;
+        for (uint32_t i = 0; i < p->n; i += VF_N) {
+            uint32_t n = p->n - i; /* acc is padded, out and bias are not */
+            vf t = vf_load(acc + i);
+            if (p->bias)
+                t = vf_add(t, n >= VF_N ? vf_load(p->bias + i) : load_some(p->bias + i, n, 0.0f));
+            if (p->add)
+                t = vf_add(n >= VF_N ? vf_load(out + i) : load_some(out + i, n, 0.0f), t);
+            if (n >= VF_N)
+                vf_store(out + i, t);
+            else
+                store_some(out + i, n, t);
+        }
+    }
+}
+
 static void rmsnorm(float *out, const float *x, const float *gain, uint32_t d, float eps)
 {
     vf sum[4] = {vf_set1(0.0f), vf_set1(0.0f), vf_set1(0.0f), vf_set1(0.0f)};
@@ -127,5 +147,5 @@ static float max_abs(const float *x, size_t n)
     return vf_top(top);
 }
 
-const struct vec_kernels VEC_NAME(CPU_ISA) = {rmsnorm, rope,   swiglu, max_expsum,
-                                              widen,   narrow, max_abs};
+const struct vec_kernels VEC_NAME(CPU_ISA) = {put,        rmsnorm, rope,   swiglu,
+                                              max_expsum, widen,   narrow, max_abs};

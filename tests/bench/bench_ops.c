@@ -189,6 +189,18 @@ static void linear_run(void *p)
 static void linear_bench(const struct bench *b, enum kn_type type, uint32_t outs, uint32_t cols)
 {
     static const uint32_t batches[] = {1, 4, 8, 16, 64, 512};
+    struct line lines[KC_LEN(batches)];
+    bool any = false;
+    for (size_t i = 0; i < KC_LEN(batches); i++) {
+        lines[i] = (struct line){.run = linear_run,
+                                 .int8 = kn_int8_format(type) != NULL,
+                                 .ops = 2.0 * batches[i] * outs * cols};
+        snprintf(lines[i].name, sizeof lines[i].name, "linear %s %ux%u rows %u",
+                 kn_type_find(type)->name, outs, cols, batches[i]);
+        any |= wanted(b, lines[i].name);
+    }
+    if (!any)
+        return;
     struct kn_tensor t = kc_tensor(type, outs, cols, 1);
     struct kn *kn = b->kn;
     struct kn_weight *copies[64];
@@ -204,14 +216,11 @@ static void linear_bench(const struct bench *b, enum kn_type type, uint32_t outs
     a.x = kc_up(kn, x, x_bytes);
     a.out = kc_up(kn, NULL, out_bytes);
     for (size_t i = 0; i < KC_LEN(batches); i++) {
-        struct line l = {.run = linear_run, .arg = &a, .int8 = kn_int8_format(type) != NULL};
+        lines[i].arg = &a;
+        lines[i].bytes = (double)total / a.n_copies;
         a.rows = batches[i];
-        snprintf(l.name, sizeof l.name, "linear %s %ux%u rows %u", kn_type_find(type)->name, outs,
-                 cols, a.rows);
-        l.bytes = (double)total / a.n_copies;
-        l.ops = 2.0 * a.rows * outs * cols;
-        if (wanted(b, l.name))
-            line_run(b, &l);
+        if (wanted(b, lines[i].name))
+            line_run(b, &lines[i]);
     }
     for (uint32_t i = 0; i < a.n_copies; i++)
         kn->ops->weight_free(kn, &copies[i]);

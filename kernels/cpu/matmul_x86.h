@@ -1,0 +1,102 @@
+/* matmul_x86.h: what matmul_avx2.c and matmul_avx512.c share: the kinds of inner loop, and staged rows seen
+ * from one kernel's first row. */
+#ifndef BACKCAST_MATMUL_X86_H
+#define BACKCAST_MATMUL_X86_H
+#include <string.h>
+#include "kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum codes { NIB, TABLE, BYTE };
+
+/* What the compiler may take as known in one copy of the inner loop. */
+struct kind {
+    enum codes codes;
+    unsigned n_sub;
+    bool has_min;
+};
+
+/* Calls run(kind, t) with the kind of t's form as a constant. */
+#define KIND_SWITCH(t, run)                                                                        \
+    switch ((t)->form) {                                                                           \
+    case FORM_NIB:                                                                                 \
+        run((struct kind){NIB, 1, false}, t);                                                      \
+        break;                                                                                     \
+    case FORM_NIB_MIN:                                                                             \
+        run((struct kind){NIB, 1, true}, t);                                                       \
+        break;                                                                                     \
+    case FORM_NIB_2:                                                                               \
+        run((struct kind){NIB, 2, false}, t);                                                      \
+        break;                                                                                     \
+    case FORM_NIB_2_MIN:                                                                           \
+        run((struct kind){NIB, 2, true}, t);                                                       \
+        break;                                                                                     \
+    case FORM_TABLE:                                                                               \
+        run((struct kind){TABLE, 1, false}, t);                                                    \
+        break;                                                                                     \
+    case FORM_BYTE:                                                                                \
+        run((struct kind){BYTE, 1, false}, t);                                                     \
+        break;                                                                                     \
+    case FORM_BYTE_MIN:                                                                            \
+        run((struct kind){BYTE, 1, true}, t);                                                      \
+        break;                                                                                     \
+    case FORM_BYTE_2:                                                                              \
+        run((struct kind){BYTE, 2, false}, t);                                                     \
+        break;                                                                                     \
+    }
+
+/* The first of a kernel's rows in the present block: its codes, and act_block's arrays of one number a
+ * row, shifted to it. Row r and every array are at constant distances. */
+struct act_at {
+    const int8_t *a;
+    const char *rest;
+};
+
+INLINE struct act_at act_first(const struct act_block *x, uint32_t row)
+{
+    return (struct act_at){x->a[row], (const char *)x + row * sizeof(float)};
+}
+
+INLINE void act_next(struct act_at *x)
+{
+    x->a += sizeof(struct act_block);
+    x->rest += sizeof(struct act_block);
+}
+
+/* Columns 4c .. 4c + 3 of row r. */
+INLINE int32_t act_codes(const struct act_at *x, uint32_t r, unsigned c)
+{
+    int32_t v;
+    memcpy(&v, x->a + r * KN_INT8_BLOCK + c * 4, sizeof v);
+    return v;
+}
+
+INLINE float act_float(const struct act_at *x, size_t offset, uint32_t r)
+{
+    float f;
+    memcpy(&f, x->rest + offset + r * sizeof f, sizeof f);
+    return f;
+}
+
+INLINE float act_da(const struct act_at *x, uint32_t r)
+{
+    return act_float(x, offsetof(struct act_block, da), r);
+}
+
+/* sa and -asum of sub-block s. */
+INLINE float act_sa(const struct kind k, const struct act_at *x, unsigned s, uint32_t r)
+{
+    size_t half = offsetof(struct act_block, sa_half) + s * CPU_ROWS * sizeof(float);
+    return act_float(x, k.n_sub == 2 ? half : offsetof(struct act_block, sa), r);
+}
+
+INLINE int32_t act_asum_neg(const struct kind k, const struct act_at *x, unsigned s, uint32_t r)
+{
+    size_t half = offsetof(struct act_block, asum_neg_half) + s * CPU_ROWS * sizeof(int32_t);
+    int32_t v;
+    memcpy(&v,
+           x->rest + (k.n_sub == 2 ? half : offsetof(struct act_block, asum_neg)) + r * sizeof v,
+           sizeof v);
+    return v;
+}
+#endif
