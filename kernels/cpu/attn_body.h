@@ -22,41 +22,59 @@
 /* ---- load
  * ------------------------------------------------------------------------------------------- */
 
-/* Dims d .. d + VF_N of one row, zeros behind the end. */
-INLINE vf row_part(enum kn_type type, const void *row, uint32_t d, uint32_t n)
+INLINE vf row_vec(enum kn_type type, const void *row, uint32_t d)
+{
+    return type == KN_F32 ? vf_load((const float *)row + d)
+                          : vf_load_half((const uint16_t *)row + d);
+}
+
+/* Dims d .. d + VF_N of row j; zeros where there is no row, and behind its end. */
+static __attribute__((noinline)) vf row_part(enum kn_type type, const struct attn_rows *r,
+                                             const void *const *rows, uint32_t j, uint32_t d)
 {
     float part[VF_N];
-    if (d + VF_N <= n)
-        return type == KN_F32 ? vf_load((const float *)row + d)
-                              : vf_load_half((const uint16_t *)row + d);
+    if (j < r->n && d + VF_N <= r->d)
+        return row_vec(type, rows[j], d);
     for (uint32_t i = 0; i < VF_N; i++) {
-        if (d + i >= n)
+        if (j >= r->n || d + i >= r->d)
             part[i] = 0.0f;
         else
-            part[i] = type == KN_F32 ? ((const float *)row)[d + i]
-                                     : kn_f16_to_f32(((const uint16_t *)row)[d + i]);
+            part[i] = type == KN_F32 ? ((const float *)rows[j])[d + i]
+                                     : kn_f16_to_f32(((const uint16_t *)rows[j])[d + i]);
     }
     return vf_load(part);
+}
+
+/* VF_N keys from j on, turned; n of them exist. `whole` and `type` are known to the compiler. */
+INLINE void turn(enum kn_type type, bool whole, const struct attn_rows *r, uint32_t j, float *kt)
+{
+    for (uint32_t d = 0; d < r->d; d += VF_N) {
+        vf t[VF_N];
+#pragma GCC unroll 16
+        for (uint32_t i = 0; i < VF_N; i++)
+            t[i] = whole ? row_vec(type, r->k[j + i], d) : row_part(type, r, r->k, j + i, d);
+        vf_transpose(t);
+#pragma GCC unroll 16
+        for (uint32_t i = 0; i < VF_N; i++)
+            vf_store(kt + (size_t)(d + i) * TILE + j, t[i]);
+    }
 }
 
 INLINE void load_type(enum kn_type type, const struct attn_rows *r, float *kt, float *v)
 {
     uint32_t d_pad = (r->d + 15) / 16 * 16;
+    bool even = r->d % VF_N == 0;
+    if (d_pad - r->d >= VF_N)
+        memset(kt + (size_t)r->d * TILE, 0, (size_t)(d_pad - r->d) * TILE * sizeof *kt);
     for (uint32_t j = 0; j < TILE; j += VF_N)
-        for (uint32_t d = 0; d < d_pad; d += VF_N) {
-            vf t[VF_N];
-#pragma GCC unroll 16
-            for (uint32_t i = 0; i < VF_N; i++)
-                t[i] = j + i < r->n ? row_part(type, r->k[j + i], d, r->d) : vf_set1(0.0f);
-            vf_transpose(t);
-#pragma GCC unroll 16
-            for (uint32_t i = 0; i < VF_N; i++)
-                vf_store(kt + (size_t)(d + i) * TILE + j, t[i]);
-        }
-    for (uint32_t j = 0; v && j < TILE; j++)
+        if (even && j + VF_N <= r->n)
+            turn(type, true, r, j, kt);
+        else
+            turn(type, false, r, j, kt);
+    for (uint32_t j = 0; v && j < TILE; j++, v += d_pad)
         for (uint32_t d = 0; d < d_pad; d += VF_N)
-            vf_store(v + (size_t)j * d_pad + d,
-                     j < r->n ? row_part(type, r->v[j], d, r->d) : vf_set1(0.0f));
+            vf_store(v + d, even && j < r->n && d < r->d ? row_vec(type, r->v[j], d)
+                                                         : row_part(type, r, r->v, j, d));
 }
 
 static void load(const struct attn_rows *r, float *kt, float *v)

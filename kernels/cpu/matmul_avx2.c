@@ -25,7 +25,7 @@ INLINE __m256i load256(const void *p)
 }
 
 /* Chunk c of a block for one half of the outputs: unsigned for NIB, signed otherwise. */
-INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, int c, const struct consts *k)
+INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, unsigned c, const struct consts *k)
 {
     const __m256i low = _mm256_set1_epi8(15);
     if (codes == BYTE)
@@ -38,22 +38,18 @@ INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, int c, const st
 /* Keeps the compiler from gathering all products of a block before the first sum: there are 16 registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
 
-/* int32 dot products of n rows with sub-block s of one block. */
-INLINE void dots(const struct kind k, const uint8_t *half, const struct act_at *x, unsigned s,
-                 const uint32_t n, const struct consts *c, __m256i *sum)
+/* Chunks first .. first + 3 for n rows: 16-bit sums for NIB, 32-bit ones else. */
+INLINE void dots4(const struct kind k, const uint8_t *half, const struct act_at *x,
+                  const unsigned first, const uint32_t n, const struct consts *c, __m256i *sum)
 {
     const __m256i ones = _mm256_set1_epi16(1);
-    const int len = 8 / (int)k.n_sub;
 #pragma GCC unroll 4
-    for (uint32_t r = 0; r < n; r++)
-        sum[r] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-    for (int i = (int)s * len; i < (int)(s + 1) * len; i++) {
+    for (unsigned i = first; i < first + 4; i++) {
         __m256i w = chunk_load(k.codes, half, i, c);
         __m256i wide = k.codes == NIB ? w : _mm256_abs_epi8(w);
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < n; r++) {
-            __m256i a = _mm256_set1_epi32(act_codes(x, r, (unsigned)i));
+            __m256i a = _mm256_set1_epi32(act_codes(x, r, i));
             if (k.codes == NIB)
                 sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, a));
             else
@@ -63,10 +59,22 @@ INLINE void dots(const struct kind k, const uint8_t *half, const struct act_at *
             KEEP(sum[r]);
         }
     }
+}
+
+/* int32 dot products of n rows with sub-block s of one block. */
+INLINE void dots(const struct kind k, const uint8_t *half, const struct act_at *x, unsigned s,
+                 const uint32_t n, const struct consts *c, __m256i *sum)
+{
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < n; r++)
+        sum[r] = _mm256_setzero_si256();
+    dots4(k, half, x, s * 4, n, c, sum);
+    if (k.n_sub == 1)
+        dots4(k, half, x, 4, n, c, sum);
     if (k.codes == NIB)
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < n; r++)
-            sum[r] = _mm256_madd_epi16(sum[r], ones);
+            sum[r] = _mm256_madd_epi16(sum[r], _mm256_set1_epi16(1));
 }
 
 /* acc += sub-block s for n rows. d, m: of this half's outputs. */

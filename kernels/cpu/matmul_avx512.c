@@ -39,6 +39,17 @@ INLINE void codes_load(enum codes codes, const uint8_t *p, __m512i table, __m512
     }
 }
 
+/* Chunks first .. first + 3 of row r, on two chains. */
+INLINE void dots4(const __m512i *w, const struct act_at *x, uint32_t r, const unsigned first,
+                  __m512i *even, __m512i *odd)
+{
+#pragma GCC unroll 2
+    for (unsigned c = first; c < first + 4; c += 2) {
+        *even = _mm512_dpbusd_epi32(*even, w[c], _mm512_set1_epi32(act_codes(x, r, c)));
+        *odd = _mm512_dpbusd_epi32(*odd, w[c + 1], _mm512_set1_epi32(act_codes(x, r, c + 1)));
+    }
+}
+
 /* The int32 dot products of row r and sub-block s. */
 INLINE __m512i dots(const struct kind k, const __m512i *w, const struct act_at *x, unsigned s,
                     uint32_t r, __m128i shift)
@@ -46,11 +57,9 @@ INLINE __m512i dots(const struct kind k, const __m512i *w, const struct act_at *
     __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
     if (!k.has_min)
         even = _mm512_sll_epi32(_mm512_set1_epi32(act_asum_neg(k, x, s, r)), shift);
-#pragma GCC unroll 4
-    for (unsigned c = 8 / k.n_sub * s; c < 8 / k.n_sub * (s + 1); c += 2) {
-        even = _mm512_dpbusd_epi32(even, w[c], _mm512_set1_epi32(act_codes(x, r, c)));
-        odd = _mm512_dpbusd_epi32(odd, w[c + 1], _mm512_set1_epi32(act_codes(x, r, c + 1)));
-    }
+    dots4(w, x, r, s * 4, &even, &odd);
+    if (k.n_sub == 1)
+        dots4(w, x, r, 4, &even, &odd);
     return _mm512_add_epi32(even, odd);
 }
 

@@ -2,6 +2,7 @@
  * times: the same small layer at 1, 2, 3, 5 and 8 threads, at every instruction set. Runs under
  * ThreadSanitizer, too. */
 #include "kernels_compare.h"
+#include <time.h>
 
 enum { D_MODEL = 256, N_HEADS = 6, N_KV = 2, D = 32, FF = 512, VOCAB = 777, ROWS = 70 };
 
@@ -223,10 +224,38 @@ static void layers_agree_with_ref(void **state)
     kc_close(&set);
 }
 
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Threads that wait for work sleep after a moment: 300 ms of nothing cost a few milliseconds at most. */
+static void idle_threads_sleep(void **state)
+{
+    (void)state;
+    static struct result got;
+    struct layer l = layer_make(KN_Q8_0);
+    struct kc_set set;
+    kc_open(&set, 8);
+    for (unsigned i = 0; i < set.n; i++)
+        run(set.kn[i], &l, &got);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    double before = cpu_seconds();
+    nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+    double spent = cpu_seconds() - before;
+    if (spent > 0.01)
+        fail_msg("%u idle backends of 8 threads used %.1f ms in 300 ms", set.n, spent * 1e3);
+    kc_close(&set);
+    layer_free(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_do_not_depend_on_threads),
+        cmocka_unit_test(idle_threads_sleep),
         cmocka_unit_test(layers_agree_with_ref),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
