@@ -1,8 +1,8 @@
 /* cmd_demo.c: demo: what the daemon is for, on one screen.
  *
  *   one private daemon, one connection, three sessions, all at work at the same time:
- *     512     counter_causal_fast, a budget of 512 tokens    \  the same long text, the same
- *     1024    counter_causal_fast, a budget of 1024 tokens    > questions; the text is far longer
+ *     768     counter_causal_fast, a budget of 768 tokens    \  the same long text, the same
+ *     1536    counter_causal_fast, a budget of 1536 tokens    > questions; the text is far longer
  *     full    policy none: a cache that holds everything     /  than the two budgets
  *
  * Two questions: the first comes with the text, the second without it, so what was pruned was
@@ -368,8 +368,8 @@ static int sessions_open(struct demo *d, const char *model)
     static const struct {
         const char *tag, *sgr, *policy;
         uint32_t budget;
-    } rows[N_SESSIONS] = {{"512", "\033[36m", "counter_causal_fast", 512},
-                          {"1024", "\033[33m", "counter_causal_fast", 1024},
+    } rows[N_SESSIONS] = {{"768", "\033[36m", "counter_causal_fast", 768},
+                          {"1536", "\033[33m", "counter_causal_fast", 1536},
                           {"full", "\033[35m", "none", 0}};
 
     for (size_t i = 0; i < N_SESSIONS; i++) {
@@ -406,7 +406,7 @@ static int demo_run(struct demo *d, const char *text, size_t len)
         return rc;
     }
     int k = snprintf(first, n, "%s\n\nQuestion: %s", text, questions[0]);
-    say("three sessions read a text of %zu bytes and answer; budgets 512 and 1024 tokens, and a "
+    say("three sessions read a text of %zu bytes and answer; budgets 768 and 1536 tokens, and a "
         "full cache",
         len);
     rc = ask_all(d, 0, first, (size_t)k);

@@ -28,7 +28,7 @@ static uint64_t number(const char *line, const char *key)
 static void budgets_hold_and_the_full_cache_keeps_all(void **state)
 {
     (void)state;
-    static const uint64_t budgets[3] = {512, 1024, 0};
+    static const uint64_t budgets[3] = {768, 1536, 0};
     struct prog_result r =
         prog_run((const char *[]){TEST_BIN "/backcast", "demo", "--json", "--text", TEXT, NULL},
                  NULL, NULL);
@@ -70,7 +70,7 @@ static void people_see_answers_side_by_side(void **state)
     FILE *in = fopen(TEXT, "r"), *out = fdopen(mkstemp(path), "w");
 
     assert_true(in != NULL && out != NULL && fread(text, 1, 4000, in) == 4000);
-    fwrite(text, 1, 4000, out); /* its beginning: more than 512 tokens, less than 1024 */
+    fwrite(text, 1, 4000, out); /* its beginning: more than 768 tokens, less than 1536 */
     fclose(in);
     fclose(out);
     struct prog_result r =
@@ -78,7 +78,7 @@ static void people_see_answers_side_by_side(void **state)
     unlink(path);
     assert_int_equal(r.exit_code, 0);
     assert_non_null(strstr(r.err, "tokens read"));
-    assert_non_null(strstr(r.out, "budget 512 tokens, counter_causal_fast"));
+    assert_non_null(strstr(r.out, "budget 768 tokens, counter_causal_fast"));
     assert_non_null(strstr(r.out, "policy none, nothing dropped"));
     assert_non_null(strstr(r.out, "forgotten: \""));
     assert_non_null(strstr(r.out, "answer: "));
