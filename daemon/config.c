@@ -278,13 +278,12 @@ static int model_option(struct config *c, struct args *a, const char *name, cons
 }
 
 /* pass 0 looks for the options that come before the file, pass 1 applies the others. */
-static int args_read(struct config *c, int argc, char **argv, int pass, uint64_t available,
+static int args_read(struct config *c, struct args a, int pass, uint64_t available,
                      struct config_command *cmd, struct err *e)
 {
-    struct args a = {.argc = argc, .argv = argv};
-    for (a.at = 1; a.at < argc; a.at++) {
+    for (a.at = 1; a.at < a.argc; a.at++) {
         char name[160], what[180];
-        const char *arg = argv[a.at];
+        const char *arg = a.argv[a.at];
         if (strcmp(arg, "-h") == 0)
             arg = "--help";
         if (strncmp(arg, "--", 2) != 0)
@@ -327,7 +326,7 @@ int config_read(struct config *ret, int argc, char **argv, uint64_t available,
     for (size_t i = 0; rc == BC_OK && (p = param_at(i)) != NULL; i++)
         rc = param_set(&c, p, p->def, available, "default", e);
     if (rc == BC_OK)
-        rc = args_read(&c, argc, argv, 0, available, &cmd, e);
+        rc = args_read(&c, (struct args){.argc = argc, .argv = argv}, 0, available, &cmd, e);
     if (rc == BC_OK && cmd.action != CONFIG_HELP && cmd.action != CONFIG_VERSION) {
         if (cmd.file == NULL)
             rc = usual_file_read(&c, available, e);
@@ -335,7 +334,7 @@ int config_read(struct config *ret, int argc, char **argv, uint64_t available,
             rc = file_read(&c, cmd.file, available, e);
     }
     if (rc == BC_OK)
-        rc = args_read(&c, argc, argv, 1, available, &cmd, e);
+        rc = args_read(&c, (struct args){.argc = argc, .argv = argv}, 1, available, &cmd, e);
     if (rc == BC_OK)
         rc = models_check(&c, e);
     if (rc < 0) {

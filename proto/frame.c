@@ -214,19 +214,20 @@ static void arena_free(void *data, void *p)
     (void)p;
 }
 
-int frame_unpack(unsigned type, const uint8_t *bytes, size_t len, const struct frame_limits *limits,
-                 struct frame_arena *arena, ProtobufCMessage **ret, const char **why)
+int frame_unpack(const struct frame_head *h, const uint8_t *payload,
+                 const struct frame_limits *limits, struct frame_arena *arena,
+                 ProtobufCMessage **ret, const char **why)
 {
-    const ProtobufCMessageDescriptor *desc = frame_descriptor(type);
+    const ProtobufCMessageDescriptor *desc = frame_descriptor(h->type);
     if (desc == NULL)
         return refuse(WIRE_EUNKNOWN, why, "unknown message type");
-    int rc = frame_scan(desc, bytes, len, limits, why);
+    int rc = frame_scan(desc, payload, h->len, limits, why);
     if (rc < 0)
         return rc;
     ProtobufCAllocator alloc = {arena_alloc, arena_free, arena};
     arena->used = 0;
     arena->full = false;
-    ProtobufCMessage *m = protobuf_c_message_unpack(desc, &alloc, len, bytes);
+    ProtobufCMessage *m = protobuf_c_message_unpack(desc, &alloc, h->len, payload);
     if (m == NULL) {
         /* What passed the scan fails for want of room, or for a known field of another wire type.
          */

@@ -90,8 +90,9 @@ struct frame_arena {
 #define FRAME_ARENA_BYTES (1u << 20)
 
 const ProtobufCMessageDescriptor *frame_descriptor(unsigned type); /* NULL: unknown type */
-/* Scans and unpacks. *ret lives in the arena until the next call. WIRE_EPROTOCOL: malformed;
+/* Scans and unpacks the message of a frame. *ret lives in the arena until the next call. WIRE_EPROTOCOL: malformed;
  * WIRE_ENOMEM: the arena is too small for it. */
-int frame_unpack(unsigned type, const uint8_t *bytes, size_t len, const struct frame_limits *limits,
-                 struct frame_arena *arena, ProtobufCMessage **ret, const char **why);
+int frame_unpack(const struct frame_head *h, const uint8_t *payload,
+                 const struct frame_limits *limits, struct frame_arena *arena,
+                 ProtobufCMessage **ret, const char **why);
 #endif

@@ -247,8 +247,7 @@ static int error_take(backcast *c)
     const char *why = "";
     char text[sizeof(c->fail.text)], field[sizeof(c->fail.field)];
 
-    if (frame_unpack(FRAME_ERROR, c->in.payload, c->in.head.len, &reply_limits, &c->arena, &m,
-                     &why) < 0)
+    if (frame_unpack(&c->in.head, c->in.payload, &reply_limits, &c->arena, &m, &why) < 0)
         return conn_lose(c, BACKCAST_EPROTOCOL, "ERROR: %s", why);
     const Backcast__Error *e = (const Backcast__Error *)m;
     int code = e->has_code && e->code > 0 && e->code < 1000 ? -e->code : BACKCAST_EINTERNAL;
@@ -296,8 +295,7 @@ static int answer_take(backcast *c, const struct call *call)
         return conn_lose(c, BACKCAST_EPROTOCOL, "an answer of the wrong kind (%s)",
                          frame_name(c->in.head.type) != NULL ? frame_name(c->in.head.type)
                                                              : "unknown");
-    if (frame_unpack(call->reply, c->in.payload, c->in.head.len, &reply_limits, &c->arena, &m,
-                     &why) < 0)
+    if (frame_unpack(&c->in.head, c->in.payload, &reply_limits, &c->arena, &m, &why) < 0)
         return conn_lose(c, BACKCAST_EPROTOCOL, "%s: %s", frame_name(call->reply), why);
     if (call->fds != NULL) {
         memcpy(call->fds, c->in.fds, sizeof(c->in.fds));

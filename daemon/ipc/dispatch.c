@@ -274,7 +274,7 @@ static int unpack(struct conn *c, const struct frame_head *h, const uint8_t *pay
 {
     static const struct frame_limits limits = {FRAME_FIELDS_MAX, FRAME_DEPTH_MAX};
     const char *why = "";
-    int rc = frame_unpack(h->type, payload, h->len, &limits, &c->server->arena, ret, &why);
+    int rc = frame_unpack(h, payload, &limits, &c->server->arena, ret, &why);
     if (rc == WIRE_OK)
         return BC_OK;
     return err_set(e, rc == WIRE_ENOMEM ? BC_ENOMEM : BC_EINVALID, "", "%s: %s",

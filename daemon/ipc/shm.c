@@ -45,11 +45,14 @@ static int memfd_new(const char *name, size_t bytes, int *ret, struct err *e)
     return BC_OK;
 }
 
-/* Makes, maps and seals one region. */
-static int region_new(const char *name, size_t bytes, int prot, int seals, void **ret_map,
-                      int *ret_fd, struct err *e)
+#define SEALS_SIZE (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+/* Makes, maps and seals one region; ours to write (then nobody else can), or only to read. */
+static int region_new(const char *name, size_t bytes, bool ours, void **ret_map, int *ret_fd,
+                      struct err *e)
 {
-    int fd;
+    int fd, prot = ours ? PROT_READ | PROT_WRITE : PROT_READ;
+    int seals = ours ? SEALS_SIZE | F_SEAL_FUTURE_WRITE : SEALS_SIZE;
     int rc = memfd_new(name, bytes, &fd, e);
     if (rc < 0)
         return rc;
@@ -73,8 +76,6 @@ close_fd:
     return rc;
 }
 
-#define SEALS_SIZE (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-
 static void fd_close(int *fd)
 {
     if (*fd >= 0)
@@ -93,13 +94,11 @@ int shm_open_rings(struct shm *ret, uint64_t size, struct err *e)
                     .d2c_bell_peer = -1};
     void *map;
     int pair[2];
-    int rc = region_new("backcast-d2c", RING_REGION_BYTES(size), PROT_READ | PROT_WRITE,
-                        SEALS_SIZE | F_SEAL_FUTURE_WRITE, &map, &m.d2c_fd, e);
+    int rc = region_new("backcast-d2c", RING_REGION_BYTES(size), true, &map, &m.d2c_fd, e);
     if (rc < 0)
         goto fail;
     m.d2c = map;
-    rc = region_new("backcast-c2d", RING_REGION_BYTES(size), PROT_READ, SEALS_SIZE, &map, &m.c2d_fd,
-                    e);
+    rc = region_new("backcast-c2d", RING_REGION_BYTES(size), false, &map, &m.c2d_fd, e);
     if (rc < 0)
         goto fail;
     m.c2d = map;
@@ -162,8 +161,7 @@ uint64_t shm_charge(uint64_t size)
 
 int shm_page(size_t bytes, void **ret_map, int *ret_fd, struct err *e)
 {
-    return region_new("backcast-stats", bytes, PROT_READ | PROT_WRITE,
-                      SEALS_SIZE | F_SEAL_FUTURE_WRITE, ret_map, ret_fd, e);
+    return region_new("backcast-stats", bytes, true, ret_map, ret_fd, e);
 }
 
 int shm_copy(const void *bytes, size_t len, int *ret_fd, struct err *e)

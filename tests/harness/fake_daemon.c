@@ -124,7 +124,7 @@ const ProtobufCMessage *fake_request(struct fake *f, unsigned type)
     if (f->head.type != type)
         fprintf(stderr, "wanted %s, got %s\n", frame_name(type), frame_name(f->head.type));
     REQUIRE(f->head.type == type);
-    REQUIRE(frame_unpack(type, f->payload, f->head.len, &limits, &f->arena, &m, &why) == 0);
+    REQUIRE(frame_unpack(&f->head, f->payload, &limits, &f->arena, &m, &why) == 0);
     return m;
 }
 

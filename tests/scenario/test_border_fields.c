@@ -220,30 +220,33 @@ static void the_rest(void **state)
         m.token.len = 15;
         raw_call_fails(r, FRAME_ATTACH, &m.base, 9, "token");
     }
-    {
-        Backcast__LoadModel m = BACKCAST__LOAD_MODEL__INIT;
-        raw_call_fails(r, FRAME_LOAD_MODEL, &m.base, 1, "model");
-        SET(model, text("nobody-knows-me"));
-        raw_call_fails(r, FRAME_LOAD_MODEL, &m.base, 2, "model");
-        SET(model, text(TEST_VECTORS "/README.md"));
-        raw_call_fails(r, FRAME_LOAD_MODEL, &m.base, 12, NULL);
-        SET(model, text(TEST_VECTORS "/tiny-qwen2.gguf"));
-        raw_call(r, FRAME_LOAD_MODEL, &m.base, FRAME_DONE);
-        Backcast__OpenSession o = BACKCAST__OPEN_SESSION__INIT;
-        o.has_model = 1;
-        o.model = m.model;
-        struct raw_session *q = raw_open(r, &o);
-        Backcast__UnloadModel u = BACKCAST__UNLOAD_MODEL__INIT;
-        u.has_model = 1;
-        u.model = m.model;
-        raw_call_fails(r, FRAME_UNLOAD_MODEL, &u.base, 5, "model"); /* in use */
-        Backcast__Close c = BACKCAST__CLOSE__INIT;
-        c.has_session = 1;
-        c.session = q->id;
-        raw_call(r, FRAME_CLOSE, &c.base, FRAME_CLOSED);
-        raw_call(r, FRAME_UNLOAD_MODEL, &u.base, FRAME_DONE);
-        raw_session_free(&q);
-    }
+}
+
+static void models(void **state)
+{
+    (void)state;
+    Backcast__LoadModel m = BACKCAST__LOAD_MODEL__INIT;
+    raw_call_fails(r, FRAME_LOAD_MODEL, &m.base, 1, "model");
+    SET(model, text("nobody-knows-me"));
+    raw_call_fails(r, FRAME_LOAD_MODEL, &m.base, 2, "model");
+    SET(model, text(TEST_VECTORS "/README.md"));
+    raw_call_fails(r, FRAME_LOAD_MODEL, &m.base, 12, NULL);
+    SET(model, text(TEST_VECTORS "/tiny-qwen2.gguf"));
+    raw_call(r, FRAME_LOAD_MODEL, &m.base, FRAME_DONE);
+    Backcast__OpenSession o = BACKCAST__OPEN_SESSION__INIT;
+    o.has_model = 1;
+    o.model = m.model;
+    struct raw_session *q = raw_open(r, &o);
+    Backcast__UnloadModel u = BACKCAST__UNLOAD_MODEL__INIT;
+    u.has_model = 1;
+    u.model = m.model;
+    raw_call_fails(r, FRAME_UNLOAD_MODEL, &u.base, 5, "model"); /* in use */
+    Backcast__Close c = BACKCAST__CLOSE__INIT;
+    c.has_session = 1;
+    c.session = q->id;
+    raw_call(r, FRAME_CLOSE, &c.base, FRAME_CLOSED);
+    raw_call(r, FRAME_UNLOAD_MODEL, &u.base, FRAME_DONE);
+    raw_session_free(&q);
 }
 
 /* Random bytes and random mutations of real requests: an answer each time, and the daemon lives. */
@@ -298,9 +301,8 @@ static void mutated_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(open_session),
-        cmocka_unit_test(generate),
-        cmocka_unit_test(the_rest),
+        cmocka_unit_test(open_session),     cmocka_unit_test(generate),
+        cmocka_unit_test(the_rest),         cmocka_unit_test(models),
         cmocka_unit_test(mutated_requests),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -309,6 +309,55 @@ static void half_a_prompt_times_out_and_can_be_cancelled(void **state)
 
 /* ---- lies */
 
+static void lie_tell(struct raw_session *s, unsigned lie)
+{
+    struct record_prompt rec = {5, 10};
+    struct ring_part part = {&rec, sizeof rec};
+    struct ring_part parts[2] = {{&rec, sizeof rec}, {"abc", 3}};
+    switch (lie) {
+    case 0:
+        atomic_store(&s->c2d->tail, 8);
+        break;
+    case 1:
+        atomic_store(&s->c2d->tail, UINT64_MAX - 15);
+        break;
+    case 2:
+        atomic_store(&s->c2d->tail, s->size + 16);
+        break;
+    case 3: /* more taken than there ever was */
+        atomic_store(&s->c2d->head, 1ull << 40);
+        break;
+    case 4:
+        atomic_store(&s->c2d->head, 3);
+        break;
+    case 5: /* a record that says it is longer than the ring */
+        ring_writer_put(&s->w, RECORD_PROMPT, 0, parts, 2);
+        memset(s->c2d->data, 0xff, 4);
+        atomic_store(&s->c2d->tail, 48);
+        break;
+    case 6: /* a prompt record without text */
+        ring_writer_put(&s->w, RECORD_PROMPT, 0, &part, 1);
+        ring_writer_publish(&s->w);
+        break;
+    case 7: /* a seq that jumps */
+        s->w.seq = 41;
+        ring_writer_put(&s->w, RECORD_CANCEL, 0, NULL, 0);
+        ring_writer_publish(&s->w);
+        break;
+    case 8: /* backward */
+        ring_writer_put(&s->w, 99, 0, parts, 2);
+        ring_writer_publish(&s->w);
+        raw_ring(s);
+        usleep(100000);
+        atomic_store(&s->c2d->tail, 0);
+        break;
+    case 9: /* both at random */
+        atomic_store(&s->c2d->tail, 0x123456789abcdef0u);
+        atomic_store(&s->c2d->head, 0xfedcba9876543210u);
+        break;
+    }
+}
+
 static void lies_close_the_session_and_nothing_else(void **state)
 {
     (void)state;
@@ -319,51 +368,7 @@ static void lies_close_the_session_and_nothing_else(void **state)
         struct raw_session *good = open_small(r, NULL, 65536);
         Backcast__Generate g = tokens(2000);
         raw_generate(s, "hello", 5, &g);
-        struct record_prompt rec = {5, 10};
-        struct ring_part part = {&rec, sizeof rec};
-        struct ring_part parts[2] = {{&rec, sizeof rec}, {"abc", 3}};
-        switch (lie) {
-        case 0:
-            atomic_store(&s->c2d->tail, 8);
-            break;
-        case 1:
-            atomic_store(&s->c2d->tail, UINT64_MAX - 15);
-            break;
-        case 2:
-            atomic_store(&s->c2d->tail, s->size + 16);
-            break;
-        case 3: /* more taken than there ever was */
-            atomic_store(&s->c2d->head, 1ull << 40);
-            break;
-        case 4:
-            atomic_store(&s->c2d->head, 3);
-            break;
-        case 5: /* a record that says it is longer than the ring */
-            ring_writer_put(&s->w, RECORD_PROMPT, 0, parts, 2);
-            memset(s->c2d->data, 0xff, 4);
-            atomic_store(&s->c2d->tail, 48);
-            break;
-        case 6: /* a prompt record without text */
-            ring_writer_put(&s->w, RECORD_PROMPT, 0, &part, 1);
-            ring_writer_publish(&s->w);
-            break;
-        case 7: /* a seq that jumps */
-            s->w.seq = 41;
-            ring_writer_put(&s->w, RECORD_CANCEL, 0, NULL, 0);
-            ring_writer_publish(&s->w);
-            break;
-        case 8: /* backward */
-            ring_writer_put(&s->w, 99, 0, parts, 2);
-            ring_writer_publish(&s->w);
-            raw_ring(s);
-            usleep(100000);
-            atomic_store(&s->c2d->tail, 0);
-            break;
-        case 9: /* both at random */
-            atomic_store(&s->c2d->tail, 0x123456789abcdef0u);
-            atomic_store(&s->c2d->head, 0xfedcba9876543210u);
-            break;
-        }
+        lie_tell(s, lie);
         raw_ring(s);
         for (unsigned i = 0; i < 500 && atomic_load(&s->d2c->state) != RING_CLOSED; i++)
             usleep(10000);
