@@ -32,7 +32,14 @@ struct raw *raw_connect(const char *path)
     r->stats_fd = -1;
     r->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_true(r->fd >= 0);
-    assert_int_equal(connect(r->fd, (struct sockaddr *)&sa, sizeof sa), 0);
+    int rc;
+    for (int64_t end = now_ms() + 3000;;) { /* its file is there a moment before it listens */
+        rc = connect(r->fd, (struct sockaddr *)&sa, sizeof sa);
+        if (rc == 0 || errno != ECONNREFUSED || now_ms() > end)
+            break;
+        usleep(2000);
+    }
+    assert_int_equal(rc, 0);
     return r;
 }
 
