@@ -39,6 +39,14 @@ static struct server_defaults defaults_of(const struct config *c)
     return d;
 }
 
+int daemon_check(const struct config *c, struct err *e)
+{
+    struct server_defaults d = defaults_of(c);
+    struct err why;
+    int rc = server_defaults_check(&d, &why);
+    return rc < 0 ? err_set(e, rc, why.field, "[session] %s", why.text) : BC_OK;
+}
+
 /* ---- loading, in a thread of its own: the loop answers Hello meanwhile */
 
 static void on_progress(void *arg, const char *model, uint64_t done, uint64_t total)
@@ -89,6 +97,7 @@ static void *loader_main(void *arg)
 }
 
 static void daemon_stop(struct daemon *d, const char *why);
+static void daemon_reload(struct daemon *d);
 
 static void on_loaded(uv_async_t *handle)
 {
@@ -110,6 +119,8 @@ static void on_loaded(uv_async_t *handle)
              d->opt.listener.path);
     log_info("daemon", "%s", status);
     notify_ready(d->opt.parent_fd, status);
+    if (d->reload_due)
+        daemon_reload(d);
 }
 
 /* ---- the way down */
@@ -200,8 +211,16 @@ static void daemon_reload(struct daemon *d)
     struct config_command cmd;
     struct config_change changes[64];
     struct err e;
+    d->reload_due = d->loader_runs;
+    if (d->reload_due)
+        return;
     if (config_read(&now, d->opt.argc, d->opt.argv, d->opt.available, &cmd, &e) < 0) {
         log_error("daemon", "SIGHUP: %s; nothing has changed", e.text);
+        return;
+    }
+    if (daemon_check(&now, &e) < 0) {
+        log_error("daemon", "SIGHUP: %s; nothing has changed", e.text);
+        config_free(&now);
         return;
     }
     size_t n = config_compare(d->opt.config, &now, changes, ARRAY_LEN(changes));

@@ -47,12 +47,15 @@ struct daemon {
     uv_poll_t parent;
     pthread_t loader, stopper;
     bool loader_runs;
+    bool reload_due; /* SIGHUP came while the loader reads the configuration */
     /* the loader's, until `loaded` */
     struct engine *load_engine;
     struct err load_err;
     int load_percent;
 };
 
+/* Whether the configured defaults make a session that can be opened. */
+int daemon_check(const struct config *c, struct err *e);
 /* Takes opt's config and listener, also on failure. */
 int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err *e);
 int daemon_run(struct daemon *d);

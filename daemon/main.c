@@ -77,6 +77,10 @@ int main(int argc, char **argv)
         config_free(&c);
         return rc;
     }
+    if (daemon_check(&c, &e) < 0) {
+        fail(&o, &e);
+        return EXIT_USAGE;
+    }
     if (log_setup(c.daemon_log, &e) < 0)
         return fail(&o, &e);
     process_prepare();

@@ -110,7 +110,8 @@ int model_find(const char *name, char *buf, size_t len, struct err *e)
             return err_set(e, BC_EIO, "model", "%s: %s", name, strerror(errno));
         snprintf(path, sizeof(path), "%s", dir);
     } else if (name != NULL && strchr(name, '/') != NULL) {
-        return err_set(e, BC_ENOTFOUND, "model", "there is no file %s", name);
+        return err_set(e, BC_ENOTFOUND, "model",
+                       access(name, F_OK) == 0 ? "%s is not a file" : "there is no file %s", name);
     } else {
         int rc = models_dir(dir, sizeof(dir), e);
         if (rc < 0)

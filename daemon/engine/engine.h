@@ -118,6 +118,9 @@ struct generate_options {
     int32_t n_logprobs; /* -1: none */
     bool prompt_logprobs, ignore_end;
 };
+/* Whether a session could be opened with these, as far as that can be told without a model: a
+ * budget in bytes is not judged. kv_type NULL: f16. */
+int engine_session_check(const struct evict_request *r, const char *kv_type, struct err *e);
 void generate_options_init(
     struct generate_options *o); /* the daemon's defaults: greedy, 512 tokens */
 int generate_options_check(const struct generate_options *o,

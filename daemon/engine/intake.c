@@ -71,10 +71,26 @@ static int encode_chat(struct command *c, struct err *e)
     return BC_OK;
 }
 
+/* A text that cannot fit however it is cut into tokens is not cut: that takes seconds for some
+ * megabytes of one letter, and the next user's prompt waits behind it. */
+static int check_length(const struct command *c, struct err *e)
+{
+    uint64_t context = model_info(c->own.m->model)->context_train;
+    size_t piece = tok_bytes_max(c->own.m->tok);
+    if (c->u.generate.kind == PROMPT_IDS || context == 0 || c->u.generate.len / piece <= context)
+        return BC_OK;
+    return err_amount(e, BC_ECONTEXT, "text", c->u.generate.len / piece, context,
+                      "%zu bytes of prompt: the model was trained on texts of %llu tokens, each "
+                      "of %zu bytes at most",
+                      c->u.generate.len, (unsigned long long)context, piece);
+}
+
 static void intake_run(struct engine *en, struct command *c)
 {
     struct err *e = &c->u.generate.err;
     int rc = generate_options_check(&c->u.generate.opt, e);
+    if (rc == BC_OK)
+        rc = check_length(c, e);
     if (c->u.generate.opt.max_tokens == UINT32_MAX)
         c->u.generate.opt.max_tokens = en->opt.max_tokens_default;
     if (rc == BC_OK && c->u.generate.kind == PROMPT_CHAT)

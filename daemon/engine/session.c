@@ -74,6 +74,19 @@ static int check_kv_type(const char *name, enum kn_type *ret, struct err *e)
     return BC_OK;
 }
 
+int engine_session_check(const struct evict_request *r, const char *kv_type, struct err *e)
+{
+    struct evict_request ask = *r;
+    struct evict_params p;
+    enum kn_type kv;
+    int rc = check_kv_type(kv_type, &kv, e);
+    if (ask.budget_bytes != 0) { /* how many tokens it is, the model's rows say */
+        ask.budget_bytes = 0;
+        ask.budget_tokens = POOL_PAGES_MAX * KN_PAGE_ROWS - 1;
+    }
+    return rc < 0 ? rc : evict_resolve(&ask, 1, 0, &p, e);
+}
+
 /* NULL: no memory. */
 static struct uid_turn *turns_take(struct engine *en, uint32_t uid)
 {

@@ -59,6 +59,9 @@ struct server_defaults {
     uint32_t max_tokens; /* of a request */
 };
 
+/* Whether a session that asks for nothing could be opened with them. */
+int server_defaults_check(const struct server_defaults *d, struct err *e);
+
 struct server_options {
     uv_loop_t *loop;
     const struct listener *listener; /* stays the caller's */

@@ -202,6 +202,14 @@ static void open_evict(struct evict_request *r, const Backcast__OpenSession *m,
     r->seed = m->seed;
 }
 
+int server_defaults_check(const struct server_defaults *d, struct err *e)
+{
+    const Backcast__OpenSession silent = BACKCAST__OPEN_SESSION__INIT;
+    struct evict_request r = {.policy = d->policy, .score = d->score, .trigger = d->trigger};
+    open_evict(&r, &silent, d);
+    return engine_session_check(&r, d->kv_type, e);
+}
+
 int dispatch_open(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
 {
     const Backcast__OpenSession *m = (const Backcast__OpenSession *)pm;

@@ -524,6 +524,13 @@ struct gguf_str tok_piece(const struct tok *t, int32_t id)
     return pack_at(&t->pieces, id_check(t, id));
 }
 
+size_t tok_bytes_max(const struct tok *t)
+{
+    MAGIC_OK(t, TOK_MAGIC);
+    return BC_MAX(t->stored_max, (size_t)4); /* as stored no byte is less than one; 4: an unknown
+                                                character */
+}
+
 size_t tok_piece_max(const struct tok *t)
 {
     MAGIC_OK(t, TOK_MAGIC);

@@ -74,4 +74,6 @@ size_t detok_push(struct detok *d, const struct tok *t, int32_t id, bool special
 /* The waiting bytes, as they are: at the end of an answer. */
 size_t detok_flush(struct detok *d, char *buf, size_t cap);
 size_t tok_piece_max(const struct tok *t);
+/* Bytes of text that one token stands for at most: n bytes take no fewer than n / this tokens. */
+size_t tok_bytes_max(const struct tok *t);
 #endif

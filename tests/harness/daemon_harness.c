@@ -149,12 +149,10 @@ struct dh *dh_start(const char *model, const char *const *args)
     return start_on(dh_new(), path, args);
 }
 
-struct dh *dh_start_long(const char *const *args)
+void dh_long_model(const char *path)
 {
     static const char key[] = "llama.context_length";
     const uint32_t context = 1u << 20;
-    char path[64];
-    struct dh *d = dh_new();
     FILE *in = fopen(TEST_VECTORS "/tiny-llama.gguf", "rb");
     assert_non_null(in);
     assert_int_equal(fseek(in, 0, SEEK_END), 0);
@@ -166,12 +164,19 @@ struct dh *dh_start_long(const char *const *args)
     char *at = memmem(bytes, size, key, sizeof key - 1);
     assert_non_null(at);
     memcpy(at + sizeof key - 1 + 4, &context, 4); /* behind the key: type u32, then the value */
-    snprintf(path, sizeof path, "%s/model.gguf", d->dir);
     FILE *out = fopen(path, "wb");
     assert_non_null(out);
     assert_int_equal(fwrite(bytes, 1, size, out), size);
     fclose(out);
     free(bytes);
+}
+
+struct dh *dh_start_long(const char *const *args)
+{
+    char path[64];
+    struct dh *d = dh_new();
+    snprintf(path, sizeof path, "%s/model.gguf", d->dir);
+    dh_long_model(path);
     return start_on(d, path, args);
 }
 

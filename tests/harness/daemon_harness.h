@@ -25,6 +25,7 @@ struct dh {
 struct dh *dh_start(const char *model, const char *const *args);
 /* tiny-llama.gguf saying that it was trained on texts of a million tokens: for long answers. */
 struct dh *dh_start_long(const char *const *args);
+void dh_long_model(const char *path); /* writes it */
 void dh_stop(struct dh **d);
 /* Started, but not waited for: returns its exit code within 20 s. For starts that must fail. */
 int dh_start_fails(const char *const *args, char *ret_log, size_t size);

@@ -102,6 +102,16 @@ static void what_cannot_work_is_said(void **state)
         {2, {"--bugdet=5MiB"}, "--budget"},
         {2, {"--kv-memory=lots"}, "lots"},
         {2, {"--config=/nowhere/at/all.conf"}, "/nowhere/at/all.conf"},
+        /* defaults that no session could be opened with */
+        {2, {"--model", TINY, "--policy=guess"}, "guess"},
+        {2, {"--model", TINY, "--score=guess"}, "guess"},
+        {2, {"--model", TINY, "--trigger=guess"}, "guess"},
+        {2, {"--model", TINY, "--kv-type=f64"}, "f64"},
+        {2, {"--model", TINY, "--span=4"}, "span 4"},
+        {2, {"--model", TINY, "--budget=64t", "--keep=64"}, "keep_tokens 64"},
+        {2, {"--model", TINY, "--budget=64t", "--frozen=60"}, "frozen_tokens 60"},
+        {2, {"--model", TINY, "--budget=1t"}, "keep_tokens 0"},
+        {2, {"--model", TINY, "--policy=none", "--trigger=prefill_end"}, "prefill_end"},
         {1, {"--model", "/nowhere.gguf"}, "/nowhere.gguf"},
         {1, {"--model", "not-a-name-of-a-model"}, "backcast pull"},
         {1, {"--model", TEST_VECTORS "/README.md"}, "README.md"},
@@ -303,6 +313,11 @@ static void sighup_applies_what_can_change(void **state)
     assert_int_equal(kill(d->pid, SIGHUP), 0);
     usleep(300000);
     assert_true(dh_log_has(d, "nothing has changed"));
+    static const char no_policy[] = "[limits]\nsessions = 3\n[session]\npolicy = guess\n";
+    assert_int_equal(pwrite(fd, no_policy, sizeof no_policy - 1, 0), sizeof no_policy - 1);
+    assert_int_equal(kill(d->pid, SIGHUP), 0);
+    usleep(300000);
+    assert_true(dh_log_has(d, "unknown policy \"guess\""));
     raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 5, "sessions"); /* still 2 */
     raw_session_free(&a);
     raw_session_free(&b);

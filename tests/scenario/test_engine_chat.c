@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include "daemon_harness.h"
 #include "engine_harness.h"
 #include "records.h"
 
@@ -250,7 +252,13 @@ static void a_system_message_that_was_cut_freezes_what_is_there(void **state)
 static void a_cancelled_prompt_in_intake_is_answered_at_once(void **state)
 {
     (void)state;
-    struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
+    char path[] = "/tmp/backcast-chat-XXXXXX.gguf"; /* of a model that could read it all */
+    int fd = mkstemps(path, 5);
+    assert_true(fd >= 0);
+    close(fd);
+    dh_long_model(path);
+    struct eh *h = eh_open(path, NULL, NULL);
+    unlink(path);
     struct generate_options o = eh_greedy(5);
     uint64_t s = eh_session(h, &(struct eh_ask){.budget_tokens = 64});
     eh_start(h); /* now intake is a thread that has a long text to read */

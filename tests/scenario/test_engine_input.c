@@ -230,6 +230,32 @@ static void the_trained_context_ends_an_answer(void **state)
     eh_close(&h);
 }
 
+/* Megabytes that cannot fit are refused without being cut into tokens first. */
+static void far_too_long_is_said_at_once(void **state)
+{
+    (void)state;
+    struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
+    struct generate_options o = eh_greedy(1);
+    uint64_t s = eh_session(h, &(struct eh_ask){.budget_tokens = 100});
+    size_t len = 4u << 20;
+    char *text = malloc(len);
+    memset(text, 'a', len);
+    for (unsigned kind = PROMPT_CHAT; kind <= PROMPT_RAW; kind++) {
+        uint32_t id = eh_post_text(h, s, (enum prompt_kind)kind, "user", text, len, &o);
+        const struct err *e = eh_expect_error(h, id, BC_ECONTEXT, "text");
+        assert_int_equal(e->available, 1024);
+        assert_true(e->needed > 1024 && e->needed < len);
+        assert_non_null(strstr(e->text, "4194304 bytes"));
+    }
+    /* a few bytes too many for the context are counted in tokens, as ever */
+    uint32_t id = eh_post_text(h, s, PROMPT_RAW, "user", text, 3000, &o);
+    assert_non_null(strstr(eh_expect_error(h, id, BC_ECONTEXT, "text")->text, "ends at token"));
+    free(text);
+    eh_text(h, s, PROMPT_RAW, "and short ones go on", &o);
+    eh_run_to_end(h, s);
+    eh_close(&h);
+}
+
 static void options_of_the_engine_are_checked(void **state)
 {
     (void)state;
@@ -289,6 +315,7 @@ int main(void)
         cmocka_unit_test(any_bytes_are_text),
         cmocka_unit_test(a_prompt_longer_than_its_budget_is_pruned_on_the_way),
         cmocka_unit_test(the_trained_context_ends_an_answer),
+        cmocka_unit_test(far_too_long_is_said_at_once),
         cmocka_unit_test(options_of_the_engine_are_checked),
         cmocka_unit_test(full_tables_say_so),
     };
