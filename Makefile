@@ -32,7 +32,7 @@ bench: model
 	tests/bench/run.sh $(BUILD)
 
 format:
-	git ls-files '*.c' '*.h' | grep -v '^tests/vectors' | xargs clang-format -i
+	git ls-files '*.c' '*.h' '*.cc' '*.cu' '*.cuh' | grep -v '^tests/vectors' | xargs clang-format -i
 
 clean:
 	rm -rf build

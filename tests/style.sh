@@ -7,12 +7,12 @@ bad=$(mktemp)
 trap 'rm -f "$bad"' EXIT
 list() { git ls-files "$@" 2>/dev/null | grep -v '^tests/vectors/'; }
 
-for f in $(list '*.c' '*.h' '*.cu' '*.cuh' '*.py' '*.sh' '*.proto' '*.tbl'); do
+for f in $(list '*.c' '*.h' '*.cc' '*.cu' '*.cuh' '*.py' '*.sh' '*.proto' '*.tbl'); do
     case $f in *unicode_data*) continue ;; esac
     n=$(wc -l <"$f")
     [ "$n" -le 800 ] || echo "$f: $n lines (800 at most)" >>"$bad"
 done
-for f in $(list '*.c' '*.h'); do
+for f in $(list '*.c' '*.h' '*.cc' '*.cu' '*.cuh'); do
     max=70
     case $f in kernels/*) max=120 ;; esac
     awk -v max=$max -v f="$f" '
@@ -21,9 +21,9 @@ for f in $(list '*.c' '*.h'); do
         /^\}/ { if (start && NR - start > max + 1) printf "%s:%d: function of %d lines (%d at most): %s\n", f, start, NR - start - 1, max, name; start = 0 }
     ' "$f" >>"$bad"
 done
-list '*.c' '*.h' '*.cu' '*.cuh' | xargs grep -nwE 'TODO|FIXME|XXX' >>"$bad"
+list '*.c' '*.h' '*.cc' '*.cu' '*.cuh' | xargs grep -nwE 'TODO|FIXME|XXX' >>"$bad"
 for d in . daemon client proto kernels systemd tests docs daemon/base daemon/text daemon/model daemon/cache daemon/evict \
-    daemon/engine daemon/ipc client/cli client/src client/examples kernels/cpu kernels/ref tests/vectors; do
+    daemon/engine daemon/ipc client/cli client/src client/examples kernels/cpu kernels/cuda kernels/ref tests/simt tests/vectors; do
     [ ! -d "$d" ] || [ -f "$d/README.md" ] || echo "$d/ has no README.md" >>"$bad"
 done
 for f in $(git ls-files | cut -d/ -f1 | sort -u); do
@@ -32,7 +32,7 @@ for f in $(git ls-files | cut -d/ -f1 | sort -u); do
     esac
 done
 if command -v clang-format >/dev/null; then
-    list '*.c' '*.h' | xargs clang-format --dry-run --Werror 2>&1 | grep -E 'error|warning' | cut -c1-160 | head -n 40 >>"$bad"
+    list '*.c' '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror 2>&1 | grep -E 'error|warning' | cut -c1-160 | head -n 40 >>"$bad"
 else
     echo "clang-format is not installed: formatting not checked"
 fi

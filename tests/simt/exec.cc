@@ -258,6 +258,7 @@ void exec_run(const launch_shape &shape, const std::function<void()> &body)
     ex->n_threads = shape.block.x * shape.block.y * shape.block.z;
     ex->n_warps = ex->n_threads / LANES;
     ex->fenced = ex->trapped = false;
+    ex->host_stack = nullptr; /* perhaps another OS thread's than last time */
     w.grid = shape.grid;
     w.block = shape.block;
     smem_place(ex, shape.smem);

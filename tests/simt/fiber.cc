@@ -9,7 +9,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "exec.h"
-#if !defined(__x86_64__)
+#if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
+#define OWN_SWITCH 1
+#else
 #include <ucontext.h>
 #endif
 #ifdef SIMT_ASAN
@@ -36,7 +38,7 @@ void fiber_stacks_open(exec *ex)
     }
 }
 
-#if defined(__x86_64__)
+#ifdef OWN_SWITCH
 
 extern "C" void simt_switch(void **save, void *to) __attribute__((visibility("hidden")));
 asm(R"(

@@ -5,10 +5,12 @@
  *
  * -fsanitize=alignment,bounds,shift puts calls behind checks that failed; the names are UndefinedBehaviorSanitizer's. A
  * misaligned int4 is an error on a GPU and nothing on a CPU, and an index past the end of an array in registers is the
- * neighbour's value on either. In builds with the real UndefinedBehaviorSanitizer its functions are used. */
+ * neighbour's value on either. In builds with the real sanitizers theirs are used. */
 #include "exec.h"
 #include "race.h"
 #include <stdio.h>
+
+#if !defined(SIMT_SANITIZED) /* with the real sanitizers these names are taken */
 
 using namespace simt;
 
@@ -65,8 +67,6 @@ void __tsan_write_range(void *p, unsigned long bytes)
 }
 
 } // extern "C"
-
-#if !defined(SIMT_UBSAN)
 
 /* As the compiler lays them out. */
 struct source_place {
