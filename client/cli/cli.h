@@ -94,6 +94,9 @@ void say_failure(const backcast *c, int err, const char *doing);
 void say_err(const struct err *e, const char *doing);
 bool tty_out(void);
 bool tty_err(void);
+/* A model's text to stdout: as it is; on a terminal without control characters but newline and tab,
+ * so that no answer can move the cursor or set a title. */
+void text_put(const char *s, size_t len);
 const char *paint(bool on, const char *sgr); /* escape sequence, or "" where colour is off */
 /* "63.7 MiB" into buf (>= 24 bytes); returns buf. */
 const char *bytes_text(uint64_t bytes, char *buf);

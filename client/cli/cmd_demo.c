@@ -67,9 +67,11 @@ struct demo {
 static void line_show(struct demo *d, struct player *p, size_t n)
 {
     bar_clear();
-    if (!d->a->json)
-        fprintf(stdout, "%s%5s |%s %.*s\n", paint(tty_out(), p->sgr), p->tag,
-                paint(tty_out(), "\033[0m"), (int)n, p->line);
+    if (!d->a->json) {
+        printf("%s%5s |%s ", paint(tty_out(), p->sgr), p->tag, paint(tty_out(), "\033[0m"));
+        text_put(p->line, n);
+        putchar('\n');
+    }
     fflush(stdout);
     while (n < p->line_len && p->line[n] == ' ')
         n++;
@@ -263,7 +265,9 @@ static void answer_print(const struct player *p, const struct turn *t)
         printf("\n%s%5s%s  policy none, nothing dropped\n", paint(tty_out(), p->sgr), p->tag,
                paint(tty_out(), "\033[0m"));
     }
-    printf("       answer: %.*s\n", (int)t->len, t->answer);
+    fputs("       answer: ", stdout);
+    text_put(t->answer, t->len);
+    putchar('\n');
 }
 
 static void answers_print(const struct demo *d)

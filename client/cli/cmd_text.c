@@ -166,7 +166,7 @@ static int text_print(const struct args *a, const struct tok *t, const int32_t *
         json_uint(&j, "bytes", len);
         json_shut(&j, '}');
     } else {
-        fwrite(out, 1, len, stdout);
+        text_put(out, len);
         if (tty_out())
             putchar('\n');
     }

@@ -46,6 +46,26 @@ bool tty_err(void)
     return isatty(STDERR_FILENO) != 0;
 }
 
+void text_put(const char *s, size_t len)
+{
+    bool on_tty = tty_out();
+    size_t from = 0;
+
+    for (size_t i = 0; on_tty && i < len; i++) {
+        unsigned char b = (unsigned char)s[i];
+        bool c1 = b == 0xc2 && i + 1 < len && (unsigned char)s[i + 1] >= 0x80 &&
+                  (unsigned char)s[i + 1] < 0xa0;
+        if (!c1 && ((b >= 0x20 && b != 0x7f) || b == '\n' || b == '\t'))
+            continue;
+        fwrite(s + from, 1, i - from, stdout);
+        putchar('?');
+        i += c1;
+        from = i + 1;
+    }
+    if (from < len)
+        fwrite(s + from, 1, len - from, stdout);
+}
+
 const char *paint(bool on, const char *sgr)
 {
     return on ? sgr : "";

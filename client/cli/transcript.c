@@ -264,22 +264,3 @@ bool transcript_words(const struct transcript *t, struct backcast_range r, char 
     free(all);
     return true;
 }
-
-void transcript_print(const struct transcript *t, FILE *f, const char *drop_on,
-                      const char *drop_off)
-{
-    bool off = false;
-
-    for (size_t i = 0; i < t->n; i++) {
-        bool gone = t->gone[i] != 0;
-        if (gone != off)
-            fputs(gone ? drop_on : drop_off, f);
-        off = gone;
-        struct gguf_str p = {"?", 1};
-        if (t->ids[i] >= 0 && t->tok != NULL && (uint32_t)t->ids[i] < tok_n_vocab(t->tok))
-            p = tok_piece(t->tok, t->ids[i]);
-        fwrite(p.s, 1, p.len, f);
-    }
-    if (off)
-        fputs(drop_off, f);
-}

@@ -11,7 +11,6 @@
  * the file every call does nothing and ranges are shown as numbers. */
 #ifndef BACKCAST_TRANSCRIPT_H
 #define BACKCAST_TRANSCRIPT_H
-#include <stdio.h>
 #include "backcast.h"
 #include "chat.h"
 
@@ -35,7 +34,4 @@ bool transcript_dropped(const struct transcript *t, uint64_t stream);
 /* The words of a range into buf (len >= 64), cut in the middle with " ... " where they do not fit,
  * control characters as spaces. Returns false if they are not known. */
 bool transcript_words(const struct transcript *t, struct backcast_range r, char *buf, size_t len);
-/* Everything: f gets the whole stream with what was dropped between the two marks. */
-void transcript_print(const struct transcript *t, FILE *f, const char *drop_on,
-                      const char *drop_off);
 #endif

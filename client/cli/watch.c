@@ -235,7 +235,7 @@ static void show_text(struct watch *w, const struct backcast_event *ev)
     bar_clear();
     if (ev->text.len == 0)
         return;
-    fwrite(ev->text.text, 1, ev->text.len, stdout);
+    text_put(ev->text.text, ev->text.len);
     fflush(stdout);
     w->line_open = ev->text.text[ev->text.len - 1] != '\n';
     w->texted = true;
