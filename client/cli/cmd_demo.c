@@ -213,7 +213,7 @@ static int follow_all(struct demo *d)
             bar_clear();
             return worst;
         }
-        int rc = backcast_next(d->c, &ev, -1);
+        int rc = backcast_next(d->c, &ev, 1000);
         if (rc < 0) {
             say_failure(d->c, rc, "demo");
             return CLI_FAILED;

@@ -292,7 +292,7 @@ static int follow(struct watch *w)
     struct backcast_event ev;
 
     for (;;) {
-        int rc = backcast_next(w->c, &ev, -1);
+        int rc = backcast_next(w->c, &ev, 1000); /* a signal may come right before it waits */
         if (rc < 0) {
             line_end(w);
             say_failure(w->c, rc, "answer");

@@ -33,6 +33,7 @@
 #define SESSION_MAGIC 0x42437365u
 #define CALL_MS 30000                /* a request's answer */
 #define OPEN_MS 300000               /* an open's answer: a model may have to be loaded */
+#define ATTACH_MS 3000               /* a reconnect waits for the old connection's end */
 #define PROMPT_INLINE_MAX 16384      /* longer ones go by ring */
 #define SESSIONS_MAX 4096            /* of one connection */
 #define PENDING_BYTES_MAX (4u << 20) /* records of a session that wait outside its ring */

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include "lib.h"
 
@@ -369,7 +370,11 @@ int session_attach_again(backcast_session *s)
     m.token = (ProtobufCBinaryData){sizeof(s->token), s->token};
     m.last_seq = s->last_seq;
     s->others_seq = 0; /* what is replayed now ends requests of our own */
-    int rc = session_begin(s, FRAME_ATTACH, &m.base);
+    uint64_t deadline = now_ms() + ATTACH_MS;
+    int rc;
+    while ((rc = session_begin(s, FRAME_ATTACH, &m.base)) == BACKCAST_EBUSY &&
+           now_ms() < deadline) /* the daemon has not seen the end of our old connection yet */
+        nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
     if (rc < 0) {
         char text[sizeof(s->dead_text)];
         snprintf(text, sizeof(text), "%.150s", s->c->fail.text);
