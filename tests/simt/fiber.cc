@@ -68,7 +68,8 @@ simt_switch:
 
 static void context_make(thread *t, void (*entry)())
 {
-    void **sp = (void **)(t->stack + STACK_BYTES);
+    /* the tops lie on different lines of a page: all at one offset would share a few sets of the cache */
+    void **sp = (void **)(t->stack + STACK_BYTES - t->index * 320 % 4096);
     *--sp = nullptr; /* entry never returns; 16-byte alignment as after a call */
     *--sp = (void *)entry;
     for (int i = 0; i < 6; i++)
