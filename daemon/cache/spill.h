@@ -24,7 +24,7 @@
 
 #define SPILL_FIXED_BYTES 128u
 #define SPILL_VERSION 1u
-#define SPILL_BLOCK_BYTES (4u << 20) /* as many whole pages as fit, at least one */
+#define SPILL_BLOCK_BYTES (1u << 20) /* as many whole pages as fit, at least one */
 #define SPILL_STATE_MAX (64u << 20)
 #define SPILL_ALIGN 4096u
 

@@ -33,12 +33,8 @@ static void run_with_model(struct engine *en, struct command **pc)
         err_set(&e, BC_EPERMISSION, "", "loading a model is an administrator's call");
     } else if (models_find(en, c->type == CMD_OPEN ? c->u.open.model : c->u.load.path, &m, &e) ==
                BC_OK) {
-        struct command **at = &m->waiting;
-        while (*at != NULL)
-            at = &(*at)->next;
         if (m->state == MODEL_LOADING) {
-            *at = c;
-            *pc = NULL;
+            models_wait(m, pc);
         } else if (c->type == CMD_OPEN) {
             command_open(en, pc, m);
         } else {
@@ -72,7 +68,7 @@ static bool cancel_in_intake(struct engine *en, struct session *s, uint32_t reas
     r->request_id = who.request_id;
     r->u.end.reason = reason;
     r->u.end.end_id = UINT32_MAX;
-    r->u.end.tokens_cached = seqcache_count(s->cache);
+    r->u.end.tokens_cached = sess_tokens(s);
     r->u.end.chat = s->chat_state;
     report_stream(en, s, r);
     queue_face(en, s);
@@ -126,6 +122,8 @@ static void run_gone(struct engine *en, struct command *c)
             *at = w->next;
             w->next = NULL;
             report_error(en, w, &e); /* the loop takes apart what it had made for it */
+            if (w->type == CMD_RESTORE)
+                restore_forget(en, w);
             queue_command_done(en, &w);
         }
     for (uint32_t i = en->n_sessions; i-- > 0;) {
@@ -174,8 +172,9 @@ static void run_attach(struct engine *en, struct command *c)
 
 /* ---- requests ---- */
 
-static void run_generate(struct engine *en, struct command *c)
+static void run_generate(struct engine *en, struct command **pc)
 {
+    struct command *c = *pc;
     struct session *s = sess_find(en, c->session);
     struct err e = {0};
     if (c->own.m != NULL && (s == NULL || !queue_prompt_arrived(en, s, c)))
@@ -196,6 +195,11 @@ static void run_generate(struct engine *en, struct command *c)
     }
     if (rc == BC_OK)
         rc = request_accept(en, s, c, &e);
+    if (rc < 0 && s != NULL && pressure_passes(en, s, &e)) {
+        queue_prompt_back(en, s, c); /* pages will be free in a few steps: it waits for them */
+        tier_starve(en, pc);
+        return;
+    }
     if (rc == BC_OK)
         report_reply(en, c, report_new(REP_ACCEPTED, 0));
     else
@@ -388,6 +392,30 @@ static void run_stat(struct engine *en, struct command *c)
 
 /* ---- the table ---- */
 
+void command_refuse(struct engine *en, struct command **pc, const struct err *e)
+{
+    struct command *c = *pc;
+    struct session *s = c->type == CMD_GENERATE ? sess_find(en, c->session) : NULL;
+    bool alive = c->own.m == NULL || (s != NULL && queue_prompt_arrived(en, s, c));
+    if (c->type != CMD_GENERATE || alive)
+        report_error(en, c, e);
+    if (s != NULL)
+        queue_face(en, s);
+    queue_command_done(en, pc);
+}
+
+/* The session whose cache a command needs and which is not here; NULL: run it. */
+static struct session *wants_cache(struct engine *en, const struct command *c)
+{
+    bool needs = c->type == CMD_BUDGET || c->type == CMD_PRUNE || c->type == CMD_SCORES ||
+                 c->type == CMD_SAVE || (c->type == CMD_GENERATE && c->own.m != NULL);
+    struct session *s = needs && !en->failed ? sess_find(en, c->session) : NULL;
+    if (s == NULL || (s->uid != c->uid && !c->admin) ||
+        (c->type == CMD_GENERATE && s->conn != c->conn))
+        return NULL;
+    return tier_here(s) ? NULL : s;
+}
+
 void command_run(struct engine *en, struct command **pc)
 {
     struct command *c = *pc;
@@ -398,13 +426,24 @@ void command_run(struct engine *en, struct command **pc)
         queue_command_done(en, pc);
         return;
     }
+    struct session *away = wants_cache(en, c);
+    if (away != NULL) {
+        tier_wait(en, away, pc);
+        return;
+    }
     switch (c->type) {
     case CMD_OPEN:
     case CMD_LOAD:
         run_with_model(en, pc);
         break;
     case CMD_GENERATE:
-        run_generate(en, c);
+        run_generate(en, pc);
+        break;
+    case CMD_SAVE:
+        save_command(en, pc);
+        break;
+    case CMD_RESTORE:
+        restore_command(en, pc);
         break;
     case CMD_CANCEL:
         run_cancel(en, c);

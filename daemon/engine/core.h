@@ -17,7 +17,10 @@
 #include <stdio.h>
 #include "batch.h"
 #include "request.h"
+#include "folders.h"
 #include "sampler.h"
+#include "state.h"
+#include "tier.h"
 
 #define ENGINE_MAGIC 0x656e6731u
 #define SESSION_MAGIC 0x73657373u
@@ -30,7 +33,7 @@
 #define SCORES_REPORTS_STEP 16
 /* What every session has beside its pages, arrays of its policy and prompt. */
 #define SESSION_STATE_BYTES (sizeof(struct session) + SAMPLER_REPEAT_MAX * sizeof(int32_t))
-#define RECHECK_NS 1000000000u /* parked sessions are looked at again at least this often */
+#define RECHECK_US 1000000u /* parked sessions are looked at again at least this often */
 #define PROGRESS_US 900000u
 
 /* ---- models ---- */
@@ -124,6 +127,8 @@ struct session {
     bool frozen_auto;         /* not fixed yet */
     uint64_t budget_bytes;    /* ceiling of held bytes; 0: none */
 
+    struct lodging lodging; /* where its cache is */
+
     uint64_t stream; /* tokens ever cached: index and position of the next one */
     bool has_pending;
     int32_t pending; /* sampled, not evaluated yet */
@@ -166,7 +171,7 @@ struct engine {
     struct err failure;
 
     pthread_mutex_t lock;
-    pthread_cond_t engine_cond, intake_cond, loads_cond;
+    pthread_cond_t engine_cond, intake_cond, loads_cond, disk_cond;
     struct command *inbox, **inbox_tail, *intake, **intake_tail;
     struct model_ref *loads[ENGINE_MODELS_MAX], *loaded[ENGINE_MODELS_MAX]; /* oldest first */
     uint32_t n_loads, n_loaded;
@@ -174,7 +179,8 @@ struct engine {
     uint32_t commands; /* under way */
     uint64_t serial, reports_out;
     bool stopping, stopped, threads;
-    pthread_t engine_thread, intake_thread, loads_thread;
+    pthread_t engine_thread, intake_thread, loads_thread, disk_thread;
+    struct tiers tier;
 
     /* this step's reports, before they go to the outbox at once */
     struct report *made, **made_tail;
@@ -193,13 +199,16 @@ bool queue_stopping(struct engine *en);
 /* The threads are gone: what still waits is answered. */
 void queue_refuse_all(struct engine *en, const struct err *e);
 void queue_inbox_take(struct engine *en, struct command **ret); /* a list; the caller owns it */
-bool queue_wait(struct engine *en, bool recheck);               /* false: stop */
+/* Until something came, or until_us (UINT64_MAX: as long as it takes). False: stop. */
+bool queue_wait(struct engine *en, uint64_t until_us);
 void queue_publish(struct engine *en);                          /* made reports -> outbox, wake */
 void queue_to_engine(struct engine *en, struct command *c);     /* from intake */
 void queue_command_done(struct engine *en, struct command **c); /* frees it, one fewer under way */
 bool queue_has_prompt(struct engine *en, struct session *s);    /* of this session, in intake */
 /* A prompt came out of intake. False: it was cancelled in there, and answered then. */
 bool queue_prompt_arrived(struct engine *en, struct session *s, const struct command *c);
+/* It must wait again, and may be cancelled meanwhile as if it were in intake still. */
+void queue_prompt_back(struct engine *en, struct session *s, const struct command *c);
 /* Cancels the prompt in intake, if there is one, and says whose it is. */
 bool queue_prompt_cancel(struct engine *en, struct session *s, uint64_t *ret_conn,
                          uint32_t *ret_request);
@@ -212,6 +221,61 @@ void intake_drain(struct engine *en); /* inline, when no thread runs */
 void *loads_main(void *en);
 void loads_drain(struct engine *en);
 
+/* disk.c */
+void *disk_main(void *en);
+void disk_drain(struct engine *en);
+void disk_push(struct engine *en, struct disk_task *k);
+struct disk_task *disk_done(struct engine *en); /* a list of tasks that are back */
+
+/* transfer.c */
+struct image *image_new(enum image_kind kind); /* NULL: no memory */
+struct image *image_named(const char *path);
+void image_drop(struct engine *en, struct image **i);
+struct transfer *transfer_new(struct engine *en, struct session *s, bool out,
+                              enum transfer_why why); /* NULL: no memory */
+void transfer_free(struct engine *en, struct transfer **t);
+/* Out: what leaves (t->sp); the pages are dense afterwards. */
+int transfer_describe(struct engine *en, struct transfer *t, struct err *e);
+int transfer_buffer(struct engine *en, struct transfer *t, struct err *e);
+void transfer_begin(struct engine *en, struct transfer *t);
+/* In: the head was read, and there is a session: does it fit? */
+int transfer_fits(struct engine *en, struct transfer *t, struct err *e);
+void transfer_fail(struct transfer *t, int rc, const struct err *e);
+/* Nobody waits for it any more. */
+void transfer_give_up(struct engine *en, struct transfer *t);
+void transfers_run(struct engine *en);
+
+/* tier.c */
+void tier_open(struct engine *en);
+void tier_close(struct engine *en); /* no session is left */
+void tier_run(struct engine *en);   /* a step's share */
+void tier_refuse_all(struct engine *en, const struct err *e);
+void tier_close_session(struct engine *en, struct session *s);
+bool tier_here(const struct session *s); /* its cache may be used and changed now */
+/* A command that needs the cache of a session that is not here: it runs when the cache is back. */
+void tier_wait(struct engine *en, struct session *s, struct command **c);
+void tier_waiting_run(struct engine *en, struct session *s);
+void tier_waiting_refuse(struct engine *en, struct session *s, const struct err *e);
+/* Sends idle sessions other than s away until so many bytes of pages will be free. False: there are
+ * not enough of them, or nowhere to go. */
+bool tier_relieve(struct engine *en, const struct session *s, uint64_t bytes);
+/* A command that found no pages, while some are about to come free: it runs again then. */
+void tier_starve(struct engine *en, struct command **c);
+void tier_left(struct engine *en, struct transfer *t); /* the ends of a transfer */
+void tier_came(struct engine *en, struct transfer *t);
+void tier_failed(struct engine *en, struct transfer *t, const struct err *e);
+
+/* save.c: commands, and the ends of their transfers */
+void save_command(struct engine *en, struct command **c);
+void save_done(struct engine *en, struct transfer *t);
+void save_failed(struct engine *en, struct transfer *t, const struct err *e);
+void restore_command(struct engine *en, struct command **c);
+int restore_opened(struct engine *en, struct transfer *t, struct err *e);
+void restore_go_on(struct engine *en, struct command **c, struct model_ref *m);
+void restore_forget(struct engine *en, struct command *c);
+void restore_done(struct engine *en, struct transfer *t);
+void restore_failed(struct engine *en, struct transfer *t, const struct err *e);
+
 /* models.c */
 int models_find(struct engine *en, const char *name, struct model_ref **ret, struct err *e);
 /* An entry for the daemon's default, queued for loading; name may be NULL. */
@@ -222,6 +286,10 @@ int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hi
                 struct pool **ret, struct err *e);
 int models_chat(struct model_ref *m, const char *name, struct chat **ret, struct err *e);
 int models_query_space(struct model_ref *m, struct err *e);
+/* Puts a command behind those that wait for m, which is being loaded. */
+void models_wait(struct model_ref *m, struct command **c);
+/* What the numbers depend on beside weights and tokens: build, backend, instruction set. */
+uint64_t models_arithmetic(const struct model_ref *m);
 void models_take_loaded(struct engine *en);
 int models_unload(struct engine *en, const char *name, struct err *e);
 void models_close(struct engine *en);
@@ -241,6 +309,7 @@ int sess_for(struct engine *en, const struct command *c, struct session **ret, s
 void sess_refuse_waiters(struct engine *en, struct session *s, const struct err *e);
 struct session *sess_named(struct engine *en, uint32_t uid, const char *name);
 bool sess_parked(const struct session *s);
+uint32_t sess_tokens(const struct session *s); /* cached, wherever the cache is */
 void sess_append(struct session *s, const int32_t *ids, uint32_t n); /* cache, stream, ring */
 void sess_info(struct engine *en, struct session *s, struct report_session *ret);
 
@@ -258,6 +327,8 @@ struct session_port *port_share(struct session_port *p); /* one more holder; NUL
                                                             parks, or NULL: no memory */
 void command_run(struct engine *en, struct command **c); /* takes it */
 void command_open(struct engine *en, struct command **c, struct model_ref *m);
+/* Answers it with an error, unless it was answered already. */
+void command_refuse(struct engine *en, struct command **c, const struct err *e);
 
 /* sched.c: steps 2 and 4 */
 void sched_pick(struct engine *en);
@@ -268,6 +339,9 @@ void pressure_reserve(struct engine *en);
 /* Whether the daemon has the pages for more rows of s, once idle caches have given back what they do
  * not fill: BC_EBUDGET with the numbers if not. */
 int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e);
+int pressure_pages(struct engine *en, const struct pool *p, uint32_t pages, struct err *e);
+/* After a no, with its numbers: whether idle sessions leave now, so that asking again will help. */
+bool pressure_passes(struct engine *en, const struct session *s, const struct err *e);
 void budgets_check(struct engine *en);
 
 /* prune.c */

@@ -27,6 +27,7 @@ static void inbox_take(struct engine *en)
     if (!en->threads) { /* stepped by hand: the other threads' work is done here */
         loads_drain(en);
         intake_drain(en);
+        disk_drain(en);
     }
     models_take_loaded(en);
     queue_inbox_take(en, &list);
@@ -59,6 +60,7 @@ enum engine_state engine_step(struct engine *en)
     MAGIC_OK(en, ENGINE_MAGIC);
     en->worked = false;
     inbox_take(en);       /* 1 opens, prompts, cancels, budgets, closes */
+    tier_run(en);         /*   caches that leave or come back, a few blocks of them */
     sched_pick(en);       /* 2 decodes first, then prompt chunks in fair turns */
     pressure_reserve(en); /* 3 a slot for every new token; prune first where it is due */
     batch_forward(en);    /* 4 one pass over the weights of each model */
@@ -78,13 +80,20 @@ static bool any_parked(const struct engine *en)
     return false;
 }
 
+/* When there is something to do again without anybody's asking. */
+static uint64_t next_look(const struct engine *en)
+{
+    uint64_t parked = any_parked(en) ? clock_us() + RECHECK_US : UINT64_MAX;
+    return BC_MIN(parked, en->tier.next_us);
+}
+
 static void *engine_main(void *arg)
 {
     struct engine *en = arg;
     bool go_on = true;
     while (go_on)
         if (engine_step(en) == ENGINE_IDLE)
-            go_on = queue_wait(en, any_parked(en));
+            go_on = queue_wait(en, next_look(en));
         else
             go_on = !queue_stopping(en);
     return NULL;
@@ -104,6 +113,7 @@ void engine_fail(struct engine *en, const struct err *e)
             request_end(en, en->list[i], END_ERROR, &en->failure);
         sess_refuse_waiters(en, en->list[i], &en->failure);
     }
+    tier_refuse_all(en, &en->failure);
 }
 
 bool engine_failed(const struct engine *en)
@@ -125,6 +135,10 @@ static int check_options(const struct engine_options *o, struct err *e)
     if (o->max_rows != 0 && o->max_rows < MAX_ROWS_MIN)
         return err_set(e, BC_EINVALID, "max_rows", "max_rows %u: at least %u", o->max_rows,
                        MAX_ROWS_MIN);
+    if (o->state_dir != NULL && (o->state_dir[0] != '/' || strlen(o->state_dir) > STATE_DIR_MAX))
+        return err_set(e, BC_EINVALID, "state_dir",
+                       "state_dir %.150s: a whole path of up to %u bytes", o->state_dir,
+                       STATE_DIR_MAX);
     if (o->max_sessions > ENGINE_SESSIONS_MAX)
         return err_set(e, BC_EINVALID, "max_sessions", "max_sessions %u: at most %u",
                        o->max_sessions, ENGINE_SESSIONS_MAX);
@@ -150,6 +164,8 @@ static int copy_options(struct engine *en, const struct engine_options *o, struc
     en->opt.isa = copy_or_null(o->isa);
     en->opt.default_model = copy_or_null(o->default_model);
     en->opt.default_model_name = copy_or_null(o->default_model_name);
+    en->opt.state_dir = copy_or_null(o->state_dir);
+    en->opt.io = o->io != NULL ? o->io : &disk_io_system;
     en->opt.models = NULL;
     en->opt.max_rows = o->max_rows != 0 ? o->max_rows : MAX_ROWS_DEFAULT;
     en->opt.prefill_chunk = o->prefill_chunk != 0 ? o->prefill_chunk : PREFILL_CHUNK_DEFAULT;
@@ -211,6 +227,7 @@ int engine_open(struct engine **ret, const struct engine_options *opt, struct er
         return err_nomem(e, sizeof *en);
     en->magic = ENGINE_MAGIC;
     queue_open(en);
+    tier_open(en);
     en->ledger = opt->ledger;
     en->own_ledger = opt->ledger == NULL;
     if (en->own_ledger && (rc = ledger_open(&en->ledger, e)) < 0) {
@@ -238,7 +255,12 @@ int engine_start(struct engine *en, struct err *e)
         goto engine;
     if (pthread_create(&en->loads_thread, NULL, loads_main, en) != 0)
         goto intake;
+    if (pthread_create(&en->disk_thread, NULL, disk_main, en) != 0)
+        goto loads;
     return BC_OK;
+loads:
+    queue_stop(en);
+    pthread_join(en->loads_thread, NULL);
 intake:
     queue_stop(en);
     pthread_join(en->intake_thread, NULL);
@@ -263,6 +285,7 @@ void engine_stop(struct engine *en)
         pthread_join(en->loads_thread, NULL);
         pthread_join(en->intake_thread, NULL);
         pthread_join(en->engine_thread, NULL);
+        pthread_join(en->disk_thread, NULL);
         en->threads = false;
     }
     /* the threads are gone: their state is this thread's now */
@@ -273,6 +296,7 @@ void engine_stop(struct engine *en)
             request_end(en, en->list[i], END_RETRY, NULL);
         sess_refuse_waiters(en, en->list[i], &e);
     }
+    tier_refuse_all(en, &e);
     queue_refuse_all(en, &e);
     queue_publish(en);
 }
@@ -283,6 +307,7 @@ static void free_options(struct engine *en)
     free((char *)en->opt.isa);
     free((char *)en->opt.default_model);
     free((char *)en->opt.default_model_name);
+    free((char *)en->opt.state_dir);
     for (size_t i = 0; i < en->n_paths; i++) {
         free((char *)en->paths[i].name);
         free((char *)en->paths[i].path);
@@ -305,6 +330,7 @@ void engine_close(struct engine **pen)
         struct session *s = en->list[en->n_sessions - 1];
         sess_close(en, &s);
     }
+    tier_close(en);
     bc_assert(models_held(en) == 0); /* every page is back */
     models_close(en);
     for (struct report *r; (r = engine_take(en)) != NULL;)
@@ -325,6 +351,10 @@ void engine_counts(const struct engine *en, struct engine_counts *ret)
 {
     struct engine_counts c = {.steps = en->steps, .sessions = en->n_sessions};
     c.kv_held = models_held(en);
+    c.host_bytes = en->tier.host_bytes;
+    c.disk_bytes = en->tier.disk_bytes;
+    c.spills = en->tier.spills;
+    c.returns = en->tier.returns;
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         c.kv_live += seqcache_bytes_live(en->list[i]->cache);
         c.reports_queued += en->list[i]->port->queued;

@@ -46,9 +46,15 @@ struct engine_options {
     const struct engine_model_path
         *models; /* names that OpenSession takes beside paths; [n_models]; copied */
     size_t n_models;
-    struct ledger *ledger;       /* the process's; NULL: one of its own */
-    uint64_t kv_memory;          /* bytes of pages of all sessions together: hard; never 0 */
-    uint64_t session_budget;     /* default budget of a session, bytes */
+    struct ledger *ledger;   /* the process's; NULL: one of its own */
+    uint64_t kv_memory;      /* bytes of pages of all sessions together: hard; never 0 */
+    uint64_t session_budget; /* default budget of a session, bytes */
+    /* Idle caches leave the pages when others want them, or after a time: to host memory, as long as
+     * it is under host_tier, else to a file without a name. 0, 0: they stay. */
+    uint64_t host_tier, disk_tier; /* bytes */
+    uint64_t spill_after_us;       /* idle for so long; 0: only when pages are wanted */
+    const char *state_dir;       /* saved sessions, the disk tier; NULL: nothing is kept on disk */
+    const struct disk_io *io;    /* NULL: the system's */
     uint32_t max_rows;           /* rows of a pass: decodes first, the rest is prefill; 0: 512 */
     uint32_t prefill_chunk;      /* most prompt rows of one session in one pass; 0: 256 */
     uint32_t score_rows;         /* most refresh rows of a session between two passes; 0: 512 */
@@ -89,8 +95,10 @@ enum command_type {
     CMD_STAT,
     CMD_LOAD,
     CMD_UNLOAD,
-    CMD_ROOM,   /* the loop made room in a parked session's ring: look again (see session_port) */
-    CMD_ATTACH, /* a named session gets a new owner connection */
+    CMD_ROOM,    /* the loop made room in a parked session's ring: look again (see session_port) */
+    CMD_ATTACH,  /* a named session gets a new owner connection */
+    CMD_SAVE,    /* a session at rest as a file */
+    CMD_RESTORE, /* a new session out of one */
 };
 
 /* The loop's side of a session's ring as the engine sees it: written by the loop, read by the
@@ -142,6 +150,7 @@ struct command {
         struct chat *chat;
         bool fresh; /* the prompt opens the session's stream */
         bool holds_port;
+        struct transfer *transfer; /* of a RESTORE that waits for its model */
     } own;
     union {
         struct {
@@ -179,6 +188,14 @@ struct command {
             struct session_port *port;
             char name[65];
         } attach;
+        struct {
+            char name[65]; /* of the file: an older one of that name is replaced */
+        } save;
+        struct {
+            char name[65]; /* of the file, and of the session */
+            char client[64];
+            struct session_port *port;
+        } restore;
     } u;
 };
 struct command *command_new(enum command_type type, uint64_t conn, uint32_t request_id);
@@ -298,6 +315,7 @@ enum engine_state engine_step(struct engine *en);
 /* Exact counters of this instant; engine thread or a stopped engine. */
 struct engine_counts {
     uint64_t kv_held, kv_live, bytes_weights, bytes_scratch, steps, reports_queued;
+    uint64_t host_bytes, disk_bytes, spills, returns; /* not among the totals */
     uint32_t sessions;
 };
 void engine_counts(const struct engine *en, struct engine_counts *ret);

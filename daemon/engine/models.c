@@ -283,6 +283,15 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
              (unsigned long long)(clock_us() - start) / 1000);
 }
 
+void models_wait(struct model_ref *m, struct command **pc)
+{
+    struct command **at = &m->waiting;
+    while (*at != NULL)
+        at = &(*at)->next;
+    *at = *pc;
+    *pc = NULL;
+}
+
 static void answer_waiting(struct engine *en, struct model_ref *m)
 {
     struct command *list = m->waiting;
@@ -291,7 +300,9 @@ static void answer_waiting(struct engine *en, struct model_ref *m)
         struct command *c = list;
         list = c->next;
         c->next = NULL;
-        if (m->state == MODEL_FAILED) {
+        if (c->type == CMD_RESTORE) {
+            restore_go_on(en, &c, m);
+        } else if (m->state == MODEL_FAILED) {
             report_error(en, c, &m->err);
             queue_command_done(en, &c);
         } else if (c->type == CMD_OPEN) {

@@ -24,9 +24,10 @@ void command_free(struct command **pc)
     struct command *c = *pc;
     if (c == NULL)
         return;
-    struct session_port **port = c->type == CMD_OPEN     ? &c->u.open.port
-                                 : c->type == CMD_ATTACH ? &c->u.attach.port
-                                                         : NULL;
+    struct session_port **port = c->type == CMD_OPEN      ? &c->u.open.port
+                                 : c->type == CMD_ATTACH  ? &c->u.attach.port
+                                 : c->type == CMD_RESTORE ? &c->u.restore.port
+                                                          : NULL;
     if (c->own.holds_port)
         port_drop(port);
     if (c->type == CMD_OPEN)

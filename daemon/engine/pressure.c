@@ -12,6 +12,7 @@
  * full and something waits to be appended, so where a prompt is cut changes nothing.
  */
 #include "core.h"
+#include <string.h>
 
 /* ---- pages ---- */
 
@@ -22,12 +23,11 @@ static uint64_t bytes_needed(const struct session *s, uint64_t rows)
     return (uint64_t)seqcache_pages_needed(s->cache, n) * pool_page_bytes(s->pool);
 }
 
-static int pages_fit(struct engine *en, const struct session *s, uint64_t rows, struct err *e)
+static int bytes_fit(struct engine *en, const struct pool *p, uint64_t need, struct err *e)
 {
-    uint64_t need = bytes_needed(s, rows), held = models_held(en);
+    uint64_t held = models_held(en);
     uint64_t left = en->page_budget > held ? en->page_budget - held : 0;
-    uint64_t pool_left =
-        (uint64_t)(pool_pages_max(s->pool) - pool_pages_out(s->pool)) * pool_page_bytes(s->pool);
+    uint64_t pool_left = (uint64_t)(pool_pages_max(p) - pool_pages_out(p)) * pool_page_bytes(p);
     left = BC_MIN(left, pool_left);
     if (need <= left)
         return BC_OK;
@@ -44,18 +44,35 @@ static void compact_idle(struct engine *en)
         struct session *s = en->list[i];
         bool promised = s->req != NULL && s->req->phase == REQUEST_PREFILL &&
                         evict_params(s->ev)->trigger == EVICT_ON_PREFILL_END;
-        if (s->pick_n == 0 && !promised && !s->prune.active && !s->scoring.active)
+        if (s->pick_n == 0 && !promised && !s->prune.active && !s->scoring.active &&
+            s->lodging.transfer == NULL)
             seqcache_compact(s->cache);
     }
 }
 
 int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e)
 {
-    int rc = pages_fit(en, s, rows, e);
+    int rc = bytes_fit(en, s->pool, bytes_needed(s, rows), e);
     if (rc == BC_OK)
         return rc;
     compact_idle(en);
-    return pages_fit(en, s, rows, e);
+    return bytes_fit(en, s->pool, bytes_needed(s, rows), e);
+}
+
+int pressure_pages(struct engine *en, const struct pool *p, uint32_t pages, struct err *e)
+{
+    uint64_t need = (uint64_t)pages * pool_page_bytes(p);
+    int rc = bytes_fit(en, p, need, e);
+    if (rc == BC_OK)
+        return rc;
+    compact_idle(en);
+    return bytes_fit(en, p, need, e);
+}
+
+bool pressure_passes(struct engine *en, const struct session *s, const struct err *e)
+{
+    return e->code == BC_EBUDGET && strcmp(e->field, "kv_memory") == 0 &&
+           tier_relieve(en, s, e->needed - BC_MIN(e->needed, e->available));
 }
 
 /* ---- the gate ---- */
@@ -92,6 +109,10 @@ static void gate_pages(struct engine *en, struct batch_entry *b)
     b->n = BC_MIN(b->n, budget_room(evict_params(s->ev), seqcache_count(s->cache)));
     bc_assert(b->n > 0);
     int rc = pressure_fits(en, s, b->n, &e);
+    if (rc < 0 && pressure_passes(en, s, &e)) {
+        b->n = 0; /* pages will be free in a few steps: it waits for them */
+        return;
+    }
     if (rc == BC_OK)
         rc = seqcache_reserve(s->cache, b->n, &e);
     if (rc < 0)

@@ -27,12 +27,14 @@ void queue_open(struct engine *en)
     pthread_cond_init(&en->engine_cond, &attr);
     pthread_cond_init(&en->intake_cond, &attr);
     pthread_cond_init(&en->loads_cond, &attr);
+    pthread_cond_init(&en->disk_cond, &attr);
     pthread_condattr_destroy(&attr);
 }
 
 void queue_close(struct engine *en)
 {
     bc_assert(en->inbox == NULL && en->intake == NULL && en->outbox == NULL && en->commands == 0);
+    pthread_cond_destroy(&en->disk_cond);
     pthread_cond_destroy(&en->loads_cond);
     pthread_cond_destroy(&en->intake_cond);
     pthread_cond_destroy(&en->engine_cond);
@@ -46,6 +48,7 @@ void queue_stop(struct engine *en)
     pthread_cond_broadcast(&en->engine_cond);
     pthread_cond_broadcast(&en->intake_cond);
     pthread_cond_broadcast(&en->loads_cond);
+    pthread_cond_broadcast(&en->disk_cond);
     pthread_mutex_unlock(&en->lock);
 }
 
@@ -116,9 +119,10 @@ int engine_post(struct engine *en, struct command **pc, struct err *e)
     }
     en->commands++;
     c->own.serial = ++en->serial;
-    struct session_port *port = c->type == CMD_OPEN     ? c->u.open.port
-                                : c->type == CMD_ATTACH ? c->u.attach.port
-                                                        : NULL;
+    struct session_port *port = c->type == CMD_OPEN      ? c->u.open.port
+                                : c->type == CMD_ATTACH  ? c->u.attach.port
+                                : c->type == CMD_RESTORE ? c->u.restore.port
+                                                         : NULL;
     if (port != NULL) {
         port->refs++;
         c->own.holds_port = true;
@@ -159,15 +163,15 @@ void queue_command_done(struct engine *en, struct command **c)
     command_free(c);
 }
 
-bool queue_wait(struct engine *en, bool recheck)
+bool queue_wait(struct engine *en, uint64_t until_us)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += RECHECK_NS / 1000000000u;
+    struct timespec until = {.tv_sec = (time_t)(until_us / 1000000),
+                             .tv_nsec = (long)(until_us % 1000000) * 1000};
     bool late = false;
     pthread_mutex_lock(&en->lock);
-    while (en->inbox == NULL && en->n_loaded == 0 && !en->stopping && !late) {
-        if (recheck)
+    while (en->inbox == NULL && en->n_loaded == 0 && en->tier.done == NULL && !en->stopping &&
+           !late) {
+        if (until_us != UINT64_MAX)
             late = pthread_cond_timedwait(&en->engine_cond, &en->lock, &until) != 0;
         else
             pthread_cond_wait(&en->engine_cond, &en->lock);
@@ -204,6 +208,13 @@ bool queue_prompt_arrived(struct engine *en, struct session *s, const struct com
         f->serial = 0;
     pthread_mutex_unlock(&en->lock);
     return alive;
+}
+
+void queue_prompt_back(struct engine *en, struct session *s, const struct command *c)
+{
+    pthread_mutex_lock(&en->lock);
+    s->face.serial = c->own.serial;
+    pthread_mutex_unlock(&en->lock);
 }
 
 bool queue_prompt_cancel(struct engine *en, struct session *s, uint64_t *ret_conn,

@@ -210,6 +210,7 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
         return err_nomem(e, sizeof *s);
     }
     s->magic = SESSION_MAGIC;
+    s->lodging.waiting_tail = &s->lodging.waiting;
     ledger_owner_open(&s->owner, LEDGER_SESSION, s->turns->owner);
     ledger_charge(&s->owner, LEDGER_state, SESSION_STATE_BYTES);
     s->conn = c->conn;
@@ -247,6 +248,7 @@ void sess_close(struct engine *en, struct session **ps)
     struct session *s = *ps;
     MAGIC_OK(s, SESSION_MAGIC);
     bc_assert(s->req == NULL);
+    tier_close_session(en, s);
     pthread_mutex_lock(&en->lock);
     en->slots[s->id & (en->n_slots - 1)] = NULL;
     pthread_mutex_unlock(&en->lock);
@@ -290,10 +292,17 @@ void sess_append(struct session *s, const int32_t *ids, uint32_t n)
     s->stream += n;
 }
 
+uint32_t sess_tokens(const struct session *s)
+{
+    return s->lodging.image != NULL ? s->lodging.image->rows : seqcache_count(s->cache);
+}
+
 static const char *state_name(struct engine *en, struct session *s)
 {
     if (s->prune.active || s->scoring.active)
         return "pruning";
+    if (s->lodging.place == PLACE_AWAY || s->lodging.place == PLACE_COMING)
+        return s->lodging.place == PLACE_AWAY ? "spilled" : "returning";
     if (s->req == NULL)
         return queue_has_prompt(en, s) ? "queued" : "idle";
     if (sess_parked(s))
@@ -324,7 +333,7 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
         .keep = p->keep,
         .frozen = p->frozen,
         .recent = p->recent,
-        .tokens = seqcache_count(s->cache),
+        .tokens = sess_tokens(s),
         .context = mi->context_train,
         .attached = s->conn != 0,
     };

@@ -123,6 +123,7 @@ int evict_request_get(struct bytes_in *in, struct evict_request *ret, struct err
 /* What the policy has learnt: h2o's mass, tova's query. n_rows: cached tokens that it belongs to. */
 void evict_state_put(const struct evict *ev, struct bytes_out *o);
 int evict_state_get(struct evict *ev, struct bytes_in *in, uint32_t n_rows, struct err *e);
+void evict_state_clear(struct evict *ev); /* forgets it, and frees what it took */
 
 struct evict_range {
     uint64_t first, count;

@@ -151,3 +151,14 @@ int evict_state_get(struct evict *ev, struct bytes_in *in, uint32_t n_rows, stru
         evict_note_query(ev, query, query_len);
     return 0;
 }
+
+void evict_state_clear(struct evict *ev)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    evict_abort(ev);
+    evict_forget(ev);
+    free(ev->mass);
+    ev->mass = NULL;
+    ev->n_mass = ev->mass_max = 0;
+    /* a query is one row whatever the cache's size: it may stay */
+}

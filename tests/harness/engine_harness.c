@@ -163,6 +163,36 @@ static size_t string_bytes(const char *s)
     return s != NULL ? strlen(s) + 1 : 0;
 }
 
+/* A stream for the session that c will make: known by its request until the reply says its id. */
+static struct session_port *stream_await(struct eh *h, const struct command *c)
+{
+    struct session_port *port = port_new();
+    struct eh_stream *s = calloc(1, sizeof *s);
+    assert_true(port != NULL && s != NULL);
+    stream_clear(s);
+    s->end.request_id = c->request_id;
+    h->ports = grown(h->ports, h->n_streams, sizeof *h->ports);
+    h->streams = grown(h->streams, h->n_streams, sizeof *h->streams);
+    h->ports[h->n_streams] = port;
+    h->streams[h->n_streams++] = s;
+    return port;
+}
+
+uint32_t eh_post_save(struct eh *h, uint64_t session, const char *name)
+{
+    struct command *c = eh_command(h, CMD_SAVE, session);
+    snprintf(c->u.save.name, sizeof c->u.save.name, "%s", name);
+    return eh_post(h, c);
+}
+
+uint32_t eh_post_restore(struct eh *h, const char *name)
+{
+    struct command *c = eh_command(h, CMD_RESTORE, 0);
+    snprintf(c->u.restore.name, sizeof c->u.restore.name, "%s", name);
+    c->u.restore.port = stream_await(h, c);
+    return eh_post(h, c);
+}
+
 uint32_t eh_post_open(struct eh *h, const struct eh_ask *a)
 {
     struct command *c = eh_command(h, CMD_OPEN, 0);
@@ -199,17 +229,7 @@ uint32_t eh_post_open(struct eh *h, const struct eh_ask *a)
     c->u.open.chat_template = keep_string(&at, a->chat_template);
     c->u.open.priority = a->priority;
     snprintf(c->u.open.client, sizeof c->u.open.client, "harness");
-    h->ports = grown(h->ports, h->n_streams, sizeof *h->ports);
-    c->u.open.port = port_new();
-    assert_non_null(c->u.open.port);
-    /* the stream is known by its port until the reply says its id */
-    h->ports[h->n_streams] = c->u.open.port;
-    h->streams = grown(h->streams, h->n_streams, sizeof *h->streams);
-    struct eh_stream *s = calloc(1, sizeof *s);
-    assert_non_null(s);
-    stream_clear(s);
-    s->end.request_id = c->request_id; /* until then */
-    h->streams[h->n_streams++] = s;
+    c->u.open.port = stream_await(h, c);
     return eh_post(h, c);
 }
 

@@ -85,6 +85,8 @@ struct eh_ask {
 uint32_t eh_post(struct eh *h, struct command *c); /* fills request_id and returns it */
 struct command *eh_command(struct eh *h, enum command_type type, uint64_t session);
 uint32_t eh_post_open(struct eh *h, const struct eh_ask *a);
+uint32_t eh_post_save(struct eh *h, uint64_t session, const char *name);
+uint32_t eh_post_restore(struct eh *h, const char *name); /* its stream is known by the reply */
 uint32_t eh_post_ids(struct eh *h, uint64_t session, const int32_t *ids, size_t n,
                      const struct generate_options *o);
 uint32_t eh_post_text(struct eh *h, uint64_t session, enum prompt_kind kind, const char *role,

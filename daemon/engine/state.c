@@ -1,0 +1,146 @@
+/* state.c: see state.h. */
+#include "state.h"
+#include "core.h"
+#include <string.h>
+
+static int damaged(struct err *e, const char *what)
+{
+    return err_set(e, BC_ECORRUPT, "state", "the session's state is damaged: %s", what);
+}
+
+static const char *template_name(const struct session *s)
+{
+    return s->chat == s->m->chat ? "" : chat_name(s->chat);
+}
+
+void sess_state_put(const struct session *s, struct bytes_out *o)
+{
+    const uint64_t counts[7] = {s->prunes,       s->dropped,       s->tokens_in,     s->tokens_out,
+                                s->prune_micros, s->prunes_at_end, s->dropped_at_end};
+    uint32_t n = (uint32_t)BC_MIN(s->stream, (uint64_t)SAMPLER_REPEAT_MAX);
+    bytes_put_u32(o, STATE_VERSION);
+    bytes_put_u32(o, s->uid);
+    bytes_put_u32(o, (uint32_t)s->priority);
+    bytes_put_text(o, s->name);
+    bytes_put_text(o, s->client);
+    bytes_put_text(o, s->m->name);
+    bytes_put_text(o, s->m->path);
+    bytes_put_text(o, template_name(s));
+    bytes_put_text(o, s->kv_type == KN_F32 ? "f32" : "f16");
+    evict_request_put(&s->ask, o);
+    evict_params_put(evict_params(s->ev), o);
+    bytes_put_u32(o, s->frozen_auto);
+    bytes_put_u64(o, s->stream);
+    bytes_put_u32(o, s->has_pending);
+    bytes_put_u32(o, (uint32_t)s->pending);
+    bytes_put_u32(o, (uint32_t)s->chat_state);
+    bytes_put_u32(o, n);
+    for (uint32_t i = 0; i < n; i++)
+        bytes_put_u32(o, (uint32_t)s->recent[(s->stream - n + i) % SAMPLER_REPEAT_MAX]);
+    for (size_t i = 0; i < ARRAY_LEN(counts); i++)
+        bytes_put_u64(o, counts[i]);
+    evict_state_put(s->ev, o);
+}
+
+static void get_recent(struct bytes_in *in, struct sess_state *st)
+{
+    st->n_recent = bytes_get_u32(in);
+    if (st->n_recent > SAMPLER_REPEAT_MAX || st->n_recent > st->stream)
+        in->failed = true;
+    for (uint32_t i = 0; !in->failed && i < st->n_recent; i++)
+        st->recent[i] = (int32_t)bytes_get_u32(in);
+}
+
+int sess_state_get(const void *bytes, size_t n, struct sess_state *st, struct err *e)
+{
+    struct bytes_in in = {.at = bytes, .n = n};
+    memset(st, 0, sizeof *st);
+    uint32_t version = bytes_get_u32(&in);
+    if (!in.failed && version != STATE_VERSION)
+        return err_set(e, BC_EVERSION, "state",
+                       "the session's state is of version %u, this daemon reads version %u",
+                       version, STATE_VERSION);
+    st->uid = bytes_get_u32(&in);
+    st->priority = (int32_t)bytes_get_u32(&in);
+    bytes_get_text(&in, st->name, sizeof st->name);
+    bytes_get_text(&in, st->client, sizeof st->client);
+    bytes_get_text(&in, st->model, sizeof st->model);
+    bytes_get_text(&in, st->path, sizeof st->path);
+    bytes_get_text(&in, st->chat_template, sizeof st->chat_template);
+    bytes_get_text(&in, st->kv_type, sizeof st->kv_type);
+    if (in.failed)
+        return damaged(e, "it ends too early");
+    int rc = evict_request_get(&in, &st->ask, e);
+    if (rc < 0 || (rc = evict_params_get(&in, &st->params, e)) < 0)
+        return rc;
+    st->frozen_auto = bytes_get_u32(&in) != 0;
+    st->stream = bytes_get_u64(&in);
+    st->has_pending = bytes_get_u32(&in) != 0;
+    st->pending = (int32_t)bytes_get_u32(&in);
+    uint32_t chat = bytes_get_u32(&in);
+    st->chat = (enum chat_state)chat;
+    get_recent(&in, st);
+    uint64_t *counts[7] = {&st->prunes,        &st->dropped,      &st->tokens_in,
+                           &st->tokens_out,    &st->prune_micros, &st->prunes_at_end,
+                           &st->dropped_at_end};
+    for (size_t i = 0; i < ARRAY_LEN(counts); i++)
+        *counts[i] = bytes_get_u64(&in);
+    st->policy = in.at;
+    st->n_policy = in.n;
+    if (in.failed)
+        return damaged(e, "it ends too early");
+    if (chat > CHAT_ENDED || st->frozen_auto != (st->params.frozen == EVICT_FROZEN_AUTO) ||
+        strcmp(st->ask.policy, st->params.policy->name) != 0)
+        return damaged(e, "its parts contradict each other");
+    return BC_OK;
+}
+
+static bool ids_ok(const struct session *s, const int32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= s->m->sampler.n_vocab)
+            return false;
+    return true;
+}
+
+int sess_policy_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,
+                      struct err *e)
+{
+    struct bytes_in in = {.at = st->policy, .n = st->n_policy};
+    return evict_state_get(s->ev, &in, n_rows, e);
+}
+
+int sess_state_apply(struct session *s, const struct sess_state *st, uint32_t n_rows, struct err *e)
+{
+    struct bytes_in in = {.at = st->policy, .n = st->n_policy};
+    if (!ids_ok(s, st->recent, st->n_recent) || (st->has_pending && !ids_ok(s, &st->pending, 1)))
+        return damaged(e, "a token that the vocabulary lacks");
+    if (st->params.budget != 0 && n_rows > st->params.budget)
+        return damaged(e, "more tokens are cached than its budget allows");
+    uint64_t bytes = budget_bytes(&st->params, pool_page_bytes(s->pool)),
+             most = (uint64_t)pool_pages_max(s->pool) * pool_page_bytes(s->pool);
+    if (bytes > most)
+        return err_amount(e, BC_EBUDGET, "budget_bytes", bytes, most,
+                          "its budget of %llu bytes: the daemon's kv_memory holds %llu",
+                          (unsigned long long)bytes, (unsigned long long)most);
+    int rc = evict_set_params(s->ev, &st->params, e);
+    if (rc < 0 || (rc = evict_state_get(s->ev, &in, n_rows, e)) < 0)
+        return rc;
+    s->ask = st->ask;
+    s->frozen_auto = st->frozen_auto;
+    s->budget_bytes = bytes;
+    s->stream = st->stream;
+    s->has_pending = st->has_pending;
+    s->pending = st->pending;
+    s->chat_state = st->chat;
+    for (uint32_t i = 0; i < st->n_recent; i++)
+        s->recent[(st->stream - st->n_recent + i) % SAMPLER_REPEAT_MAX] = st->recent[i];
+    s->prunes = st->prunes;
+    s->dropped = st->dropped;
+    s->tokens_in = st->tokens_in;
+    s->tokens_out = st->tokens_out;
+    s->prune_micros = st->prune_micros;
+    s->prunes_at_end = st->prunes_at_end;
+    s->dropped_at_end = st->dropped_at_end;
+    return BC_OK;
+}

@@ -1,0 +1,41 @@
+/* state.h: what a session is beside its cache: as bytes, and back as plain data. Bytes are not
+ * believed: whatever would break an invariant of the engine is refused with a sentence. */
+#ifndef BACKCAST_ENGINE_STATE_H
+#define BACKCAST_ENGINE_STATE_H
+#include "bytes.h"
+#include "chat.h"
+#include "evict.h"
+#include "sampler.h"
+
+#define STATE_VERSION 1u
+#define STATE_PATH_MAX 4096
+
+struct session;
+
+struct sess_state {
+    uint32_t uid;
+    int32_t priority;
+    char name[65], client[64], model[96], chat_template[32], kv_type[8];
+    char path[STATE_PATH_MAX]; /* of the model's file */
+    struct evict_request ask;
+    struct evict_params params;
+    bool frozen_auto, has_pending;
+    uint64_t stream;
+    int32_t pending;
+    enum chat_state chat;
+    uint32_t n_recent;
+    int32_t recent[SAMPLER_REPEAT_MAX]; /* the newest, oldest first */
+    uint64_t prunes, dropped, tokens_in, tokens_out, prune_micros, prunes_at_end, dropped_at_end;
+    const void *policy; /* what it has learnt: inside the bytes */
+    size_t n_policy;
+};
+
+void sess_state_put(const struct session *s, struct bytes_out *o);
+/* BC_ECORRUPT, BC_EVERSION. Points into bytes. */
+int sess_state_get(const void *bytes, size_t n, struct sess_state *ret, struct err *e);
+/* Makes s, whose model, policy and cache are there, what the state says. n_rows: cached tokens. */
+int sess_policy_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,
+                      struct err *e); /* what the policy has learnt alone */
+int sess_state_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,
+                     struct err *e);
+#endif

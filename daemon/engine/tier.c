@@ -1,0 +1,344 @@
+/* tier.c: see tier.h: which caches leave, which come back, and which commands wait meanwhile. */
+#include "core.h"
+#include "clock.h"
+#include "log.h"
+#include <stdlib.h>
+
+#define RETRY_US 60000000u /* after a spill that failed */
+
+/* ---- commands that wait ---- */
+
+static void commands_add(struct command ***tail, struct command **pc)
+{
+    (*pc)->next = NULL;
+    **tail = *pc;
+    *tail = &(*pc)->next;
+    *pc = NULL;
+}
+
+/* Runs them in the order in which they came; some may come to wait again. */
+static void commands_run(struct engine *en, struct command **list, struct command ***tail)
+{
+    struct command *c = *list;
+    *list = NULL;
+    *tail = list;
+    while (c != NULL) {
+        struct command *next = c->next;
+        c->next = NULL;
+        command_run(en, &c);
+        c = next;
+    }
+}
+
+static void commands_refuse(struct engine *en, struct command **list, struct command ***tail,
+                            const struct err *e)
+{
+    struct command *c = *list;
+    *list = NULL;
+    *tail = list;
+    while (c != NULL) {
+        struct command *next = c->next;
+        c->next = NULL;
+        command_refuse(en, &c, e);
+        c = next;
+    }
+}
+
+/* ---- what the tiers hold ---- */
+
+/* The tiers' bytes: those of s's image. */
+static void image_book(struct engine *en, struct session *s, bool in)
+{
+    const struct image *i = s->lodging.image;
+    uint64_t *sum = i->kind == IMAGE_HOST ? &en->tier.host_bytes : &en->tier.disk_bytes;
+    bc_assert(in || *sum >= i->bytes);
+    *sum = in ? *sum + i->bytes : *sum - i->bytes;
+    if (i->kind == IMAGE_HOST && in)
+        ledger_charge(&s->owner, LEDGER_host, i->bytes);
+    else if (i->kind == IMAGE_HOST)
+        ledger_credit(&s->owner, LEDGER_host, i->bytes);
+}
+
+static void lodging_drop(struct engine *en, struct session *s)
+{
+    image_book(en, s, false);
+    image_drop(en, &s->lodging.image);
+}
+
+/* Where n bytes fit; false: nowhere. */
+static bool image_fits(const struct engine *en, uint64_t n, enum image_kind *ret)
+{
+    const struct engine_options *o = &en->opt;
+    bool host = n <= o->host_tier && en->tier.host_bytes <= o->host_tier - n;
+    bool disk = n <= o->disk_tier && en->tier.disk_bytes <= o->disk_tier - n;
+    *ret = host ? IMAGE_HOST : IMAGE_UNNAMED;
+    return host || (disk && o->state_dir != NULL);
+}
+
+/* ---- leaving ---- */
+
+static bool is_idle(struct engine *en, const struct session *s)
+{
+    return s->lodging.place == PLACE_HERE && s->lodging.transfer == NULL && s->req == NULL &&
+           !s->prune.active && !s->scoring.active && seqcache_count(s->cache) > 0 &&
+           s->lodging.waiting == NULL && !queue_has_prompt(en, (struct session *)(uintptr_t)s);
+}
+
+static int spill_prepare(struct engine *en, struct transfer *t, struct err *e)
+{
+    enum image_kind kind;
+    int rc = transfer_describe(en, t, e);
+    if (rc < 0)
+        return rc;
+    uint64_t n = spill_bytes(t->sp);
+    if (!image_fits(en, n, &kind))
+        return err_amount(e, BC_EBUDGET, "host_tier", n, en->opt.host_tier - en->tier.host_bytes,
+                          "neither tier has room for %llu bytes more", (unsigned long long)n);
+    if ((t->image = image_new(kind)) == NULL)
+        return err_nomem(e, sizeof *t->image);
+    t->image->bytes = n;
+    t->image->rows = spill_rows(t->sp);
+    return transfer_buffer(en, t, e);
+}
+
+static int spill_start(struct engine *en, struct session *s, struct err *e)
+{
+    struct transfer *t = transfer_new(en, s, true, WHY_TIER);
+    if (t == NULL)
+        return err_nomem(e, sizeof *t);
+    int rc = spill_prepare(en, t, e);
+    if (rc < 0) {
+        if (t->image != NULL)
+            image_drop(en, &t->image);
+        transfer_free(en, &t);
+        return rc;
+    }
+    s->lodging.image = t->image;
+    image_book(en, s, true);
+    t->still = true;
+    s->lodging.place = PLACE_LEAVING;
+    transfer_begin(en, t);
+    return BC_OK;
+}
+
+void tier_left(struct engine *en, struct transfer *t)
+{
+    struct session *s = t->s;
+    s->lodging.place = PLACE_AWAY;
+    en->tier.spills++;
+    log_debug("engine.tier", "session %llu: %u tokens, %llu bytes to %s", (unsigned long long)s->id,
+              s->lodging.image->rows, (unsigned long long)s->lodging.image->bytes,
+              s->lodging.image->kind == IMAGE_HOST ? "host memory" : "disk");
+    seqcache_clear(s->cache);
+    evict_state_clear(s->ev);
+    transfer_free(en, &t);
+    en->tier.freed = true;
+}
+
+/* Sessions that nobody has used for long enough. */
+static void spill_idle(struct engine *en, uint64_t now)
+{
+    struct err e;
+    en->tier.next_us = UINT64_MAX;
+    if (en->opt.spill_after_us == 0 || (en->opt.host_tier == 0 && en->opt.disk_tier == 0))
+        return;
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        if (!is_idle(en, s))
+            continue;
+        uint64_t due = BC_MAX(s->last_use_us + en->opt.spill_after_us, en->tier.retry_us);
+        if (due > now)
+            en->tier.next_us = BC_MIN(en->tier.next_us, due);
+        else if (spill_start(en, s, &e) < 0)
+            en->tier.retry_us = now + RETRY_US; /* no room: who stays is no worse off */
+    }
+}
+
+static bool any_leaving(const struct engine *en)
+{
+    for (const struct transfer *t = en->tier.transfers; t != NULL; t = t->next)
+        if (t->why == WHY_TIER && t->out && !t->given_up)
+            return true;
+    return false;
+}
+
+void tier_run(struct engine *en)
+{
+    transfers_run(en);
+    if (en->tier.starved != NULL && (en->tier.freed || !any_leaving(en))) {
+        en->worked = true;
+        commands_run(en, &en->tier.starved, &en->tier.starved_tail);
+    }
+    en->tier.freed = false;
+    spill_idle(en, clock_us());
+}
+
+/* ---- coming back ---- */
+
+static int return_start(struct engine *en, struct session *s, struct err *e)
+{
+    struct transfer *t = transfer_new(en, s, false, WHY_TIER);
+    if (t == NULL)
+        return err_nomem(e, sizeof *t);
+    t->image = s->lodging.image;
+    s->lodging.place = PLACE_COMING;
+    transfer_begin(en, t);
+    return BC_OK;
+}
+
+void tier_waiting_run(struct engine *en, struct session *s)
+{
+    commands_run(en, &s->lodging.waiting, &s->lodging.waiting_tail);
+}
+
+void tier_waiting_refuse(struct engine *en, struct session *s, const struct err *e)
+{
+    commands_refuse(en, &s->lodging.waiting, &s->lodging.waiting_tail, e);
+}
+
+void tier_came(struct engine *en, struct transfer *t)
+{
+    struct session *s = t->s;
+    s->lodging.place = PLACE_HERE;
+    s->last_use_us = clock_us();
+    lodging_drop(en, s);
+    en->tier.returns++;
+    transfer_free(en, &t);
+    tier_waiting_run(en, s);
+}
+
+void tier_failed(struct engine *en, struct transfer *t, const struct err *e)
+{
+    struct session *s = t->s;
+    bool out = t->out;
+    transfer_free(en, &t);
+    if (!out) {
+        seqcache_clear(s->cache);
+        s->lodging.place = PLACE_AWAY; /* the next use tries again */
+        tier_waiting_refuse(en, s, e);
+        return;
+    }
+    lodging_drop(en, s);
+    s->lodging.place = PLACE_HERE;
+    en->tier.retry_us = clock_us() + RETRY_US;
+    tier_waiting_run(en, s);
+}
+
+/* ---- what others ask ---- */
+
+bool tier_here(const struct session *s)
+{
+    const struct lodging *l = &s->lodging;
+    return l->place == PLACE_HERE && (l->transfer == NULL || !l->transfer->still);
+}
+
+void tier_wait(struct engine *en, struct session *s, struct command **pc)
+{
+    struct lodging *l = &s->lodging;
+    struct err e = {0};
+    if (l->place == PLACE_LEAVING) {
+        transfer_give_up(en, l->transfer);
+        lodging_drop(en, s);
+        l->place = PLACE_HERE;
+        command_run(en, pc);
+        return;
+    }
+    if (l->place == PLACE_AWAY && return_start(en, s, &e) < 0) {
+        command_refuse(en, pc, &e);
+        return;
+    }
+    commands_add(&l->waiting_tail, pc);
+}
+
+void tier_starve(struct engine *en, struct command **pc)
+{
+    commands_add(&en->tier.starved_tail, pc);
+}
+
+static struct session *idle_oldest(struct engine *en, const struct session *but)
+{
+    struct session *oldest = NULL;
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        if (s != but && is_idle(en, s) &&
+            (oldest == NULL || s->priority < oldest->priority ||
+             (s->priority == oldest->priority && s->last_use_us < oldest->last_use_us)))
+            oldest = s;
+    }
+    return oldest;
+}
+
+bool tier_relieve(struct engine *en, const struct session *s, uint64_t bytes)
+{
+    uint64_t coming = 0;
+    struct err e;
+    for (uint32_t i = 0; i < en->n_sessions; i++)
+        if (en->list[i]->lodging.place == PLACE_LEAVING)
+            coming += seqcache_bytes_held(en->list[i]->cache);
+    while (coming < bytes && clock_us() >= en->tier.retry_us) {
+        struct session *idle = idle_oldest(en, s);
+        if (idle == NULL || spill_start(en, idle, &e) < 0)
+            break;
+        coming += seqcache_bytes_held(idle->cache);
+    }
+    return coming >= bytes;
+}
+
+void tier_close_session(struct engine *en, struct session *s)
+{
+    struct lodging *l = &s->lodging;
+    struct transfer *t = l->transfer;
+    struct err e = {0};
+    err_set(&e, BC_ECANCELLED, "session", "session %llu was closed", (unsigned long long)s->id);
+    tier_waiting_refuse(en, s, &e);
+    if (t != NULL && t->why == WHY_SAVE && t->phase != TRANSFER_BEGIN && !t->still) {
+        t->s = NULL; /* all it needs has been copied: the save goes on without its session */
+        l->transfer = t = NULL;
+    }
+    if (t != NULL && t->asker != NULL) {
+        report_error(en, t->asker, &e);
+        queue_command_done(en, &t->asker);
+    }
+    if (t != NULL)
+        transfer_give_up(en, t);
+    if (l->image != NULL)
+        lodging_drop(en, s);
+}
+
+void tier_open(struct engine *en)
+{
+    en->tier.starved_tail = &en->tier.starved;
+    en->tier.queue_tail = &en->tier.queue;
+    en->tier.done_tail = &en->tier.done;
+    en->tier.next_us = UINT64_MAX;
+}
+
+/* Nothing comes or goes any more: who waits is told why. */
+void tier_refuse_all(struct engine *en, const struct err *e)
+{
+    commands_refuse(en, &en->tier.starved, &en->tier.starved_tail, e);
+    for (uint32_t i = 0; i < en->n_sessions; i++)
+        tier_waiting_refuse(en, en->list[i], e);
+    for (struct transfer *t = en->tier.transfers; t != NULL; t = t->next)
+        if (t->asker != NULL) {
+            report_error(en, t->asker, e);
+            queue_command_done(en, &t->asker);
+        }
+}
+
+void tier_close(struct engine *en)
+{
+    disk_drain(en);
+    for (struct disk_task *k = disk_done(en), *next; k != NULL; k = next) {
+        next = k->next;
+        k->out = false;
+        k->t->n_out--;
+    }
+    while (en->tier.transfers != NULL) {
+        struct transfer *t = en->tier.transfers;
+        bc_assert(t->s == NULL);
+        transfer_free(en, &t);
+    }
+    disk_drain(en);
+    bc_assert(en->tier.host_bytes == 0 && en->tier.disk_bytes == 0);
+}
