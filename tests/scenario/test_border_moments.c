@@ -98,36 +98,39 @@ static void death_of_a_silent_uploader(void **state)
 static void a_flood_of_cancels_is_one(void **state)
 {
     (void)state;
+    enum { FLOODERS = 4 };
     struct raw *r = client(), *other = client();
-    struct raw_session *s = open_small(r, RING_BYTES_MAX), *long_one;
-    static char text[15000];
+    struct raw_session *s[FLOODERS], *busy = open_small(other, 65536);
+    static char text[12000];
     memset(text, 'z', sizeof text);
-    long_one = open_small(other, 65536);
-    for (unsigned round = 0; round < 10; round++) {
-        Backcast__Generate g = tokens(0);
-        raw_generate(long_one, text, sizeof text, &g); /* the engine is busy with it */
-        for (unsigned n = 0; n < 40000; n++)
-            if (ring_writer_put(&s->w, RECORD_CANCEL, 0, NULL, 0) != 1)
-                break;
-        if (ring_writer_publish(&s->w))
-            raw_ring(s);
+    for (unsigned i = 0; i < FLOODERS; i++)
+        s[i] = open_small(r, RING_BYTES_MAX);
+    Backcast__Generate g = tokens(0);
+    raw_generate(busy, text, sizeof text, &g); /* the engine has long passes to make */
+    for (unsigned i = 0; i < FLOODERS; i++) {
+        while (ring_writer_put(&s[i]->w, RECORD_CANCEL, 0, NULL, 0) == 1)
+            ;
+        if (ring_writer_publish(&s[i]->w))
+            raw_ring(s[i]);
+    }
+    for (unsigned i = 0; i < 300; i++) {
         Backcast__Stat m = BACKCAST__STAT__INIT;
         raw_call(other, FRAME_STAT, &m.base, FRAME_STAT_REPLY);
-        raw_collect(long_one);
-        assert_int_equal(long_one->end.reason, END_LENGTH);
-        raw_forget(long_one);
     }
-    Backcast__Generate g = tokens(1000000); /* and one works as ever */
-    raw_generate(s, "go on", 5, &g);
-    assert_int_equal(raw_next(s, RAW_TIMEOUT_MS), 1);
-    while (ring_writer_put(&s->w, RECORD_CANCEL, 0, NULL, 0) != 1)
+    raw_collect(busy);
+    assert_int_equal(busy->end.reason, END_LENGTH);
+    g = tokens(1000000); /* and one works as ever */
+    raw_generate(s[0], "go on", 5, &g);
+    assert_int_equal(raw_next(s[0], RAW_TIMEOUT_MS), 1);
+    while (ring_writer_put(&s[0]->w, RECORD_CANCEL, 0, NULL, 0) != 1)
         usleep(1000);
-    if (ring_writer_publish(&s->w))
-        raw_ring(s);
-    raw_collect(s);
-    assert_int_equal(s->end.reason, END_CANCELLED);
-    raw_session_free(&s);
-    raw_session_free(&long_one);
+    if (ring_writer_publish(&s[0]->w))
+        raw_ring(s[0]);
+    raw_collect(s[0]);
+    assert_int_equal(s[0]->end.reason, END_CANCELLED);
+    for (unsigned i = 0; i < FLOODERS; i++)
+        raw_session_free(&s[i]);
+    raw_session_free(&busy);
     raw_close(&r);
     raw_close(&other);
 }
