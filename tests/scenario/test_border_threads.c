@@ -6,9 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <cmocka.h>
 #include "backcast.h"
 #include "daemon_harness.h"
+#include "raw_client.h"
+#include "statpage.h"
 
 #define CLIENTS 4
 #define ROUNDS 3
@@ -66,6 +70,25 @@ static void *client_main(void *arg)
     return NULL;
 }
 
+/* With honest clients no bell is ever missed. */
+static void no_wake_up_was_missed(const struct dh *d)
+{
+    struct raw *r = raw_connect(d->socket);
+    struct statpage_copy c = {0};
+    raw_hello(r);
+    struct statpage *p = mmap(NULL, r->hello.stats_bytes, PROT_READ, MAP_SHARED, r->stats_fd, 0);
+    assert_true(p != MAP_FAILED);
+    sleep(2); /* two sweeps: a suspicion becomes a count */
+    assert_int_equal(statpage_read(p, r->hello.stats_bytes, &c, NULL, 0, NULL), WIRE_OK);
+    assert_true(c.counters[STAT_requests_done] >= 2 * CLIENTS * ROUNDS);
+    assert_int_equal(c.counters[STAT_missed_wakes], 0);
+    assert_int_equal(c.counters[STAT_violations], 0);
+    assert_int_equal(c.counters[STAT_sessions], 0);
+    assert_int_equal(c.counters[STAT_requests], 0);
+    munmap(p, r->hello.stats_bytes);
+    raw_close(&r);
+}
+
 static void all_at_once_as_each_alone(void **state)
 {
     (void)state;
@@ -89,6 +112,7 @@ static void all_at_once_as_each_alone(void **state)
             assert_string_equal(alone[i].texts[k], together[i].texts[k]);
         }
     }
+    no_wake_up_was_missed(d);
     dh_stop(&d);
 }
 
