@@ -345,7 +345,7 @@ int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err 
     d->loader_runs = true;
     return BC_OK;
 fail:
-    notify_failed(opt->parent_fd, e->text);
+    paths_names_free(&d->names);
     listen_close(&d->opt.listener);
     return rc;
 }

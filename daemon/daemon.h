@@ -56,7 +56,7 @@ struct daemon {
 
 /* Whether the configured defaults make a session that can be opened. */
 int daemon_check(const struct config *c, struct err *e);
-/* Takes opt's config and listener, also on failure. */
+/* Takes opt's listener, also on failure; opt's config on success. */
 int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err *e);
 int daemon_run(struct daemon *d);
 

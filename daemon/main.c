@@ -51,11 +51,12 @@ static int say(const struct config *c, enum config_action action)
     return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-static int fail(const struct daemon_options *o, const struct err *e)
+static int fail(const struct daemon_options *o, const struct err *e, int code)
 {
     log_error("daemon", "%s", e->text);
     notify_failed(o->parent_fd, e->text);
-    return EXIT_FAILURE;
+    config_free(o->config);
+    return code;
 }
 
 int main(int argc, char **argv)
@@ -77,23 +78,19 @@ int main(int argc, char **argv)
         config_free(&c);
         return rc;
     }
-    if (daemon_check(&c, &e) < 0) {
-        fail(&o, &e);
-        return EXIT_USAGE;
-    }
+    if (daemon_check(&c, &e) < 0)
+        return fail(&o, &e, EXIT_USAGE);
     if (log_setup(c.daemon_log, &e) < 0)
-        return fail(&o, &e);
+        return fail(&o, &e, EXIT_FAILURE);
     process_prepare();
     if (paths_default_model(&c, o.model_path, sizeof o.model_path, o.model_name,
                             sizeof o.model_name, &e) < 0 ||
         socket_open(&c, &o.listener, &e) < 0)
-        return fail(&o, &e);
+        return fail(&o, &e, EXIT_FAILURE);
     log_info("daemon", "memory for caches: %llu MiB of %llu MiB available",
              (unsigned long long)c.memory_kv_memory.bytes >> 20,
              (unsigned long long)o.available >> 20);
-    if (daemon_start(&d, &o, &e) < 0) {
-        log_error("daemon", "%s", e.text);
-        return EXIT_FAILURE;
-    }
+    if (daemon_start(&d, &o, &e) < 0)
+        return fail(&o, &e, EXIT_FAILURE);
     return daemon_run(&d);
 }
