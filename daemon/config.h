@@ -11,7 +11,7 @@
 #define CONFIG_AUTO UINT64_MAX
 
 typedef char *config_TEXT;
-typedef uint64_t config_COUNT, config_SIZE, config_AUTO, config_MODE;
+typedef uint64_t config_COUNT, config_SIZE, config_AUTO, config_MODE, config_TIME;
 typedef double config_REAL;
 typedef struct {
     uint64_t bytes;

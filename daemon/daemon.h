@@ -27,6 +27,8 @@ struct daemon_options {
     int parent_fd;
     uint64_t available; /* memory at start */
     char model_path[CONFIG_PATH_MAX], model_name[96];
+    char state_dir[CONFIG_PATH_MAX]; /* "": nothing is kept on disk */
+    int state_fd;                    /* its lock, held for life; -1: none */
 };
 
 enum daemon_state { DAEMON_LOADING, DAEMON_SERVING, DAEMON_STOPPING };

@@ -16,7 +16,9 @@ bool env_dir(enum env_dir which, char *ret, size_t size)
         const char *name, *below_home;
     } dirs[] = {{"XDG_RUNTIME_DIR", NULL},
                 {"XDG_CONFIG_HOME", "/.config"},
-                {"XDG_DATA_HOME", "/.local/share"}};
+                {"XDG_DATA_HOME", "/.local/share"},
+                {"XDG_STATE_HOME", "/.local/state"},
+                {"STATE_DIRECTORY", NULL}};
     const char *dir = getenv(dirs[which].name), *home = getenv("HOME"), *below = "";
     if (!absolute(dir)) {
         dir = home;

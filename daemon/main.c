@@ -3,6 +3,7 @@
  * configuration -> log -> process limits -> model file -> socket -> loop (daemon_start,
  * daemon_run)
  *   -> engine closed -> socket gone
+ * The state folder is taken between socket and loop: its lock says that nobody else writes there.
  *
  * Exit codes: 0 stopped in good order; 1 could not start (a sentence on stderr says why); 2 usage;
  * 70 the device failed: the service manager starts it again. */
@@ -12,6 +13,7 @@
 #include <sys/stat.h>
 #include "daemon.h"
 #include "env.h"
+#include "folders.h"
 #include "log.h"
 
 #define EXIT_USAGE 2
@@ -38,6 +40,22 @@ static int socket_open(const struct config *c, struct listener *ret, struct err 
                                 .mode = (mode_t)c->daemon_socket_mode,
                                 .group = c->daemon_socket_group};
     return listen_open(ret, &lo, e);
+}
+
+/* The folder that was asked for must be there; without the usual one the daemon runs, and what
+ * needs it is refused. */
+static int state_open(const struct config *c, struct daemon_options *o, struct err *e)
+{
+    o->state_fd = -1;
+    paths_state(c, o->state_dir, sizeof o->state_dir);
+    if (o->state_dir[0] == '\0')
+        return BC_OK;
+    int rc = folders_lock(o->state_dir, &o->state_fd, e);
+    if (rc == BC_OK || c->daemon_state_dir[0] != '\0')
+        return rc;
+    log_warn("daemon", "%s: nothing is kept on disk", e->text);
+    o->state_dir[0] = '\0';
+    return BC_OK;
 }
 
 static int say(const struct config *c, enum config_action action)
@@ -87,6 +105,10 @@ int main(int argc, char **argv)
                             sizeof o.model_name, &e) < 0 ||
         socket_open(&c, &o.listener, &e) < 0)
         return fail(&o, &e, EXIT_FAILURE);
+    if (state_open(&c, &o, &e) < 0) {
+        listen_close(&o.listener);
+        return fail(&o, &e, EXIT_FAILURE);
+    }
     log_info("daemon", "memory for caches: %llu MiB of %llu MiB available",
              (unsigned long long)c.memory_kv_memory.bytes >> 20,
              (unsigned long long)o.available >> 20);

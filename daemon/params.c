@@ -51,6 +51,7 @@ const char *param_unit(enum param_type type)
         [PARAM_AUTO] = "a whole number, or auto",
         [PARAM_REAL] = "a number",
         [PARAM_MODE] = "octal",
+        [PARAM_TIME] = "a time: s, min, h, d",
     };
     return units[type];
 }
@@ -238,6 +239,39 @@ static bool sized_set(void *field, const struct param *p, const char *text, uint
     return true;
 }
 
+static const struct {
+    const char *name;
+    uint64_t seconds;
+} times[] = {{"d", 86400}, {"h", 3600}, {"min", 60}, {"s", 1}, {"", 1}};
+
+static bool time_parse(const char *text, uint64_t *ret)
+{
+    char *end;
+    if (!isdigit((unsigned char)text[0]))
+        return false;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    if (errno != 0 || v > UINT32_MAX)
+        return false;
+    while (*end == ' ')
+        end++;
+    for (size_t i = 0; i < ARRAY_LEN(times); i++)
+        if (strcmp(times[i].name, end) == 0) {
+            *ret = v * times[i].seconds;
+            return true;
+        }
+    return false;
+}
+
+static void time_format(uint64_t v, char *ret, size_t size)
+{
+    size_t i = 0;
+    while (v > 0 && v % times[i].seconds != 0)
+        i++;
+    snprintf(ret, size, "%llu%s", (unsigned long long)(v / times[i].seconds),
+             v > 0 ? times[i].name : "");
+}
+
 int param_set(struct config *c, const struct param *p, const char *text, uint64_t available,
               const char *what, struct err *e)
 {
@@ -263,6 +297,11 @@ int param_set(struct config *c, const struct param *p, const char *text, uint64_
         ok = whole_parse(text, p->type == PARAM_MODE ? 8 : 10, &n) && in_range(p, (double)n);
         if (ok)
             *(config_COUNT *)field = n;
+        break;
+    case PARAM_TIME:
+        ok = time_parse(text, &n) && in_range(p, (double)n);
+        if (ok)
+            *(config_TIME *)field = n;
         break;
     case PARAM_REAL: {
         char *end;
@@ -323,6 +362,9 @@ void param_format(const struct config *c, const struct param *p, char *ret, size
     case PARAM_COUNT:
         snprintf(ret, size, "%llu", (unsigned long long)n);
         break;
+    case PARAM_TIME:
+        time_format(n, ret, size);
+        break;
     case PARAM_MODE:
         snprintf(ret, size, "%04o", (unsigned)n);
         break;
@@ -355,7 +397,7 @@ int param_copy(struct config *to, const struct config *from, const struct param 
         [PARAM_COUNT] = sizeof(config_COUNT), [PARAM_SIZE] = sizeof(config_SIZE),
         [PARAM_SHARE] = sizeof(config_SHARE), [PARAM_BUDGET] = sizeof(config_BUDGET),
         [PARAM_AUTO] = sizeof(config_AUTO),   [PARAM_REAL] = sizeof(config_REAL),
-        [PARAM_MODE] = sizeof(config_MODE),
+        [PARAM_MODE] = sizeof(config_MODE),   [PARAM_TIME] = sizeof(config_TIME),
     };
     if (p->type == PARAM_TEXT)
         return text_set(field_of(to, p), *(char *const *)field_of(from, p), NULL);

@@ -11,7 +11,8 @@ enum param_type {
     PARAM_BUDGET,
     PARAM_AUTO,
     PARAM_REAL,
-    PARAM_MODE
+    PARAM_MODE,
+    PARAM_TIME
 };
 struct param {
     const char *section, *key;

@@ -20,6 +20,21 @@ void paths_socket(const struct config *c, char *ret, size_t size)
         snprintf(ret, size, "/run/backcast/backcast.sock");
 }
 
+void paths_state(const struct config *c, char *ret, size_t size)
+{
+    char dir[CONFIG_PATH_MAX];
+    if (strcmp(c->daemon_state_dir, "none") == 0)
+        ret[0] = '\0';
+    else if (c->daemon_state_dir[0] != '\0')
+        snprintf(ret, size, "%s", c->daemon_state_dir);
+    else if (env_dir(ENV_SERVICE_STATE, dir, sizeof dir))
+        snprintf(ret, size, "%.*s", (int)strcspn(dir, ":"), dir);
+    else if (env_dir(ENV_STATE, dir, sizeof dir))
+        snprintf(ret, size, "%.*s/backcast", (int)size - 16, dir);
+    else
+        snprintf(ret, size, "/var/lib/backcast");
+}
+
 /* The i-th models folder; false past the end. */
 static bool models_folder(unsigned i, char *ret, size_t size)
 {

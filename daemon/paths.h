@@ -8,6 +8,8 @@
 
 /* The configured socket, or the usual place. */
 void paths_socket(const struct config *c, char *ret, size_t size);
+/* The configured folder of state, or the usual place; "": nothing is kept on disk. */
+void paths_state(const struct config *c, char *ret, size_t size);
 /* A model's name, as files in the models folders: NAME -> FOLDER/NAME.gguf. Folders: that of the
  * user's data, then /var/lib/backcast/models. False: no such file. */
 bool paths_model(const char *name, char *ret, size_t size);

@@ -134,6 +134,8 @@ int cmd_top(struct args *a);
 int cmd_budget(struct args *a);
 int cmd_prune(struct args *a);
 int cmd_close(struct args *a);
+int cmd_save(struct args *a);
+int cmd_restore(struct args *a);
 int cmd_scores(struct args *a);
 int cmd_tokenize(struct args *a);
 int cmd_detokenize(struct args *a);

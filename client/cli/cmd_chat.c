@@ -205,6 +205,19 @@ static void do_prune(struct chat_ui *ui, const char *arg)
         watch_drain(&ui->w);
 }
 
+static void do_save(struct chat_ui *ui, const char *arg)
+{
+    if (arg[0] == '\0') {
+        say("/save: a name is missing");
+        return;
+    }
+    int rc = backcast_session_save(ui->s, arg);
+    if (rc < 0)
+        say_failure(ui->w.c, rc, "/save");
+    else
+        fprintf(stderr, "saved as %s\n", arg);
+}
+
 /* Every run of dropped tokens, with its words where they are known. */
 static void do_forgotten(struct chat_ui *ui, const char *arg)
 {
@@ -301,6 +314,8 @@ static const struct inside {
     {"/scores", "", "each cached token with its surprise", do_scores},
     {"/prune", "[KEEP]", "prune now", do_prune},
     {"/stat", "", "this session's figures", do_stat},
+    {"/save", "NAME", "keep the conversation as a file of the daemon's (backcast restore NAME)",
+     do_save},
     {"/system", "TEXT", "the system message (before the first message)", do_system},
     {"/help", "", "this list", do_help},
     {"/quit", "", "end (so does Ctrl-D)", do_quit},

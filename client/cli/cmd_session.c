@@ -1,4 +1,4 @@
-/* cmd_session.c: budget, prune, close, scores: calls about a session by its number or name. */
+/* cmd_session.c: budget, prune, close, save, restore, scores: calls about a session by its number or name. */
 #include <stdlib.h>
 #include <string.h>
 #include "cli.h"
@@ -111,6 +111,55 @@ int cmd_close(struct args *a)
                 printf("session %llu is closed\n", (unsigned long long)id);
             }
         }
+    }
+    link_close(&l);
+    return rc;
+}
+
+int cmd_save(struct args *a)
+{
+    struct link l;
+    struct json j = json_start(stdout);
+    uint64_t id;
+    int rc = link_open(&l, a, false);
+
+    if (rc != CLI_FINE)
+        return rc;
+    rc = CLI_FAILED;
+    if (session_find(l.c, a->rest[0], &id)) {
+        int err = backcast_save_by_id(l.c, id, a->rest[1]);
+        if (err < 0) {
+            say_failure(l.c, err, "save");
+        } else {
+            rc = CLI_FINE;
+            if (a->json) {
+                json_open(&j, NULL, '{');
+                json_uint(&j, "session", id);
+                json_text(&j, "saved", a->rest[1]);
+                json_shut(&j, '}');
+            } else {
+                printf("session %llu is saved as %s\n", (unsigned long long)id, a->rest[1]);
+            }
+        }
+    }
+    link_close(&l);
+    return rc;
+}
+
+int cmd_restore(struct args *a)
+{
+    struct link l;
+    backcast_session *s;
+    int rc = link_open(&l, a, false);
+
+    if (rc != CLI_FINE)
+        return rc;
+    int err = backcast_session_restore(l.c, a->rest[0], &s);
+    if (err < 0) {
+        say_failure(l.c, err, "restore");
+        rc = CLI_FAILED;
+    } else {
+        rc = after_print(a, l.c, backcast_session_id(s), "is back");
     }
     link_close(&l);
     return rc;

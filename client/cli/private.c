@@ -196,8 +196,8 @@ static int child_start(struct private_daemon *d, const struct private_options *o
     }
     d->line = pair[0];
     snprintf(line_text, sizeof(line_text), "%d", pair[1]);
-    const char *words[] = {d->program, "--no-config", "--socket",    d->socket,
-                           "--model",  model,         "--parent-fd", line_text};
+    const char *words[] = {d->program, "--no-config", "--state-dir=none", "--socket", d->socket,
+                           "--model",  model,         "--parent-fd",      line_text};
     for (size_t i = 0; i < ARRAY_LEN(words); i++)
         argv[n++] = word(words[i]);
     if (opt->threads != NULL) {

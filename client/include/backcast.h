@@ -252,10 +252,14 @@ int backcast_session_prune(backcast_session *s,
  * runs. */
 int backcast_session_scores(backcast_session *s, struct backcast_score **ret, size_t *ret_n);
 int backcast_session_fork(backcast_session *s,
-                          backcast_session **ret);                /* BACKCAST_EUNSUPPORTED so far */
-int backcast_session_save(backcast_session *s, const char *name); /* BACKCAST_EUNSUPPORTED so far */
-int backcast_session_restore(backcast *c, const char *name,
-                             backcast_session **ret); /* BACKCAST_EUNSUPPORTED so far */
+                          backcast_session **ret); /* BACKCAST_EUNSUPPORTED so far */
+/* The session, at rest (else BACKCAST_EBUSY), as a file of the daemon's that outlives it; one of that
+ * name is replaced. Returns when the file is safe. Name: 1 to 64 of A-Z a-z 0-9 . _ - */
+int backcast_session_save(backcast_session *s, const char *name);
+/* A new session of that name out of such a file, also in a later daemon: it goes on as if it had never
+ * left. BACKCAST_ENOTFOUND: this user has saved none; BACKCAST_EBUSY: a session is called so;
+ * BACKCAST_ECORRUPT: the file is damaged. */
+int backcast_session_restore(backcast *c, const char *name, backcast_session **ret);
 
 /* ---- listings
  * -------------------------------------------------------------------------------------- */
@@ -302,6 +306,7 @@ int backcast_budget_by_id(backcast *c, uint64_t id, uint64_t bytes, uint32_t tok
                           uint32_t keep_tokens);
 int backcast_prune_by_id(backcast *c, uint64_t id, uint32_t keep_tokens);
 int backcast_close_by_id(backcast *c, uint64_t id);
+int backcast_save_by_id(backcast *c, uint64_t id, const char *name);
 /* Scores of another connection's session (same user). */
 int backcast_scores_by_id(backcast *c, uint64_t id, struct backcast_score **ret, size_t *ret_n);
 

@@ -256,6 +256,27 @@ static int session_begin(backcast_session *s, unsigned type, const ProtobufCMess
     return rc < 0 ? rc : session_fill(s, (const Backcast__SessionOpened *)reply, fds, n_fds);
 }
 
+/* A session that did not exist before. */
+static int session_make(backcast *c, unsigned type, const ProtobufCMessage *m,
+                        backcast_session **ret)
+{
+    backcast_session *s = session_new(c);
+    if (s == NULL)
+        return c->fail.code;
+    int rc = session_begin(s, type, m);
+    if (rc < 0) {
+        struct failure f = c->fail;
+        if (s->id != 0) /* the daemon has opened it, only we could not use it */
+            backcast_session_close(&s);
+        else
+            session_free(s);
+        c->fail = f;
+        return rc;
+    }
+    *ret = s;
+    return 0;
+}
+
 static void text_set(protobuf_c_boolean *has, ProtobufCBinaryData *to, const char *s)
 {
     if (s == NULL)
@@ -318,21 +339,7 @@ int backcast_session_open(backcast *c, const struct backcast_session_options *op
     m.seed = o.seed;
     m.has_ring_bytes = o.ring_bytes != 0;
     m.ring_bytes = o.ring_bytes;
-    backcast_session *s = session_new(c);
-    if (s == NULL)
-        return c->fail.code;
-    rc = session_begin(s, FRAME_OPEN_SESSION, &m.base);
-    if (rc < 0) {
-        struct failure f = c->fail;
-        if (s->id != 0) /* the daemon has opened it, only we could not use it */
-            backcast_session_close(&s);
-        else
-            session_free(s);
-        c->fail = f;
-        return rc;
-    }
-    *ret = s;
-    return 0;
+    return session_make(c, FRAME_OPEN_SESSION, &m.base, ret);
 }
 
 int backcast_session_attach(backcast *c, const char *name, backcast_session **ret)
@@ -469,24 +476,18 @@ int backcast_session_fork(backcast_session *s, backcast_session **ret)
 
 int backcast_session_save(backcast_session *s, const char *name)
 {
-    Backcast__Save m = BACKCAST__SAVE__INIT;
-    struct call call = {FRAME_SAVE, &m.base, FRAME_DONE, CALL_MS, NULL, NULL, NULL};
     int rc = session_check(s);
-
-    m.has_session = true;
-    m.session = s->id;
-    text_set(&m.has_name, &m.name, name);
-    return rc < 0 ? rc : conn_call(s->c, &call);
+    return rc < 0 ? rc : backcast_save_by_id(s->c, s->id, name);
 }
 
 int backcast_session_restore(backcast *c, const char *name, backcast_session **ret)
 {
     Backcast__Restore m = BACKCAST__RESTORE__INIT;
-    struct call call = {FRAME_RESTORE, &m.base, FRAME_SESSION_OPENED, CALL_MS, NULL, NULL, NULL};
 
-    (void)ret;
     fail_clear(c);
     int rc = conn_check(c);
+    if (rc < 0)
+        return rc;
     text_set(&m.has_name, &m.name, name);
-    return rc < 0 ? rc : conn_call(c, &call);
+    return session_make(c, FRAME_RESTORE, &m.base, ret);
 }

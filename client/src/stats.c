@@ -300,6 +300,18 @@ int backcast_prune_by_id(backcast *c, uint64_t id, uint32_t keep_tokens)
     return conn_call(c, &call);
 }
 
+int backcast_save_by_id(backcast *c, uint64_t id, const char *name)
+{
+    Backcast__Save m = BACKCAST__SAVE__INIT;
+    struct call call = {FRAME_SAVE, &m.base, FRAME_DONE, OPEN_MS, NULL, NULL, NULL};
+
+    fail_clear(c);
+    m.has_session = m.has_name = true;
+    m.session = id;
+    m.name = bytes_of(name != NULL ? name : "");
+    return conn_call(c, &call);
+}
+
 int backcast_close_by_id(backcast *c, uint64_t id)
 {
     Backcast__Close m = BACKCAST__CLOSE__INIT;

@@ -185,6 +185,24 @@ static int on_close(struct conn *c, uint32_t id, const ProtobufCMessage *pm, str
     return request_post(c, &cmd, FRAME_CLOSE, 0, NULL, e);
 }
 
+static int on_save(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
+{
+    const Backcast__Save *m = (const Backcast__Save *)pm;
+    struct stream *st;
+    struct command *cmd;
+    char name[sizeof cmd->u.save.name];
+    int rc = any_stream(c, m->has_session, m->session, &st, e);
+    if (rc < 0 || (rc = field_name("name", &m->name, name, sizeof name, e)) < 0)
+        return rc;
+    if (st->upload.command != NULL)
+        return err_set(e, BC_EBUSY, "session", "session %llu has a prompt under way",
+                       (unsigned long long)m->session);
+    if ((rc = request_new(c, id, CMD_SAVE, m->session, &cmd, e)) < 0)
+        return rc;
+    memcpy(cmd->u.save.name, name, sizeof name);
+    return request_post(c, &cmd, FRAME_SAVE, 0, NULL, e);
+}
+
 static int on_stat(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
 {
     const Backcast__Stat *m = (const Backcast__Stat *)pm;
@@ -254,8 +272,8 @@ static const struct {
     {FRAME_PRUNE, on_prune},
     {FRAME_SCORES, on_scores},
     {FRAME_FORK, on_later},
-    {FRAME_SAVE, on_later},
-    {FRAME_RESTORE, on_later},
+    {FRAME_SAVE, on_save},
+    {FRAME_RESTORE, dispatch_restore},
     {FRAME_STAT, on_stat},
     {FRAME_LOAD_MODEL, on_load},
     {FRAME_UNLOAD_MODEL, on_unload},

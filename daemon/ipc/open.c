@@ -1,4 +1,4 @@
-/* open.c: Hello, OpenSession, Attach: how a client comes in and gets its rings. */
+/* open.c: Hello, OpenSession, Restore, Attach: how a client comes in and gets its rings. */
 #include "dispatch.h"
 #include "log.h"
 #include <stdio.h>
@@ -241,6 +241,34 @@ fail:
     if (cmd != NULL)
         command_free(&cmd);
     stream_drop(st, rc);
+    return rc;
+}
+
+/* ---- Restore */
+
+int dispatch_restore(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
+{
+    const Backcast__Restore *m = (const Backcast__Restore *)pm;
+    char name[NAME_BYTES_MAX];
+    struct stream *st = NULL;
+    struct command *cmd = NULL;
+    uint64_t ring_size = 0;
+    int rc = field_name("name", &m->name, name, sizeof name, e);
+    if (rc < 0 || (rc = ring_size_read(m->has_ring_bytes, m->ring_bytes, &ring_size, e)) < 0)
+        return rc;
+    if (stream_named(c->server, c->uid, name) != NULL)
+        return err_set(e, BC_EBUSY, "name", "a session of this user is called %s: close it first",
+                       name);
+    if ((rc = stream_new(c, name, ring_size, &st, e)) < 0)
+        return rc;
+    if ((rc = request_new(c, id, CMD_RESTORE, 0, &cmd, e)) == BC_OK) {
+        memcpy(cmd->u.restore.name, name, sizeof cmd->u.restore.name);
+        snprintf(cmd->u.restore.client, sizeof cmd->u.restore.client, "%.63s", c->client);
+        cmd->u.restore.port = st->port;
+        rc = request_post(c, &cmd, FRAME_RESTORE, 0, st, e);
+    }
+    if (rc < 0)
+        stream_drop(st, rc);
     return rc;
 }
 

@@ -83,6 +83,7 @@ static void spawn(struct dh *d, const char *const *more)
     argv[n++] = d->socket;
     argv[n++] = (char *)"--parent-fd=3";
     argv[n++] = (char *)"--kv-memory=512MiB";
+    argv[n++] = (char *)"--state-dir=none"; /* unless the test says where */
     for (; more != NULL && *more != NULL && n < ARGS_MAX - 1; more++)
         argv[n++] = (char *)(uintptr_t)*more;
     argv[n] = NULL;

@@ -412,8 +412,10 @@ static void calls_of_later_parts_answer_unsupported(void **state)
     Backcast__Restore rs = BACKCAST__RESTORE__INIT;
     Backcast__OpenSession o = BACKCAST__OPEN_SESSION__INIT;
     raw_call_fails(r, FRAME_FORK, &f.base, 6, NULL);
-    raw_call_fails(r, FRAME_SAVE, &sv.base, 6, NULL);
-    raw_call_fails(r, FRAME_RESTORE, &rs.base, 6, NULL);
+    rs.has_name = 1; /* this daemon was told to keep nothing on disk */
+    rs.name = (ProtobufCBinaryData){1, (uint8_t *)"x"};
+    raw_call_fails(r, FRAME_RESTORE, &rs.base, 6, "state_dir");
+    raw_call_fails(r, FRAME_SAVE, &sv.base, 1, "session");
     o.has_durable = o.durable = 1;
     raw_call_fails(r, FRAME_OPEN_SESSION, &o.base, 6, "durable");
     raw_close(&r);

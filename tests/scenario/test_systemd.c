@@ -105,10 +105,19 @@ static void the_first_client_starts_it(void **state)
 {
     (void)state;
     need(ACTIVATE);
-    static const char *argv[] = {
-        ACTIVATE,      "-l",      sock, "--fdname=control",   TEST_BIN "/backcastd",
-        "--no-config", "--model", TINY, "--kv-memory=256MiB", "--socket",
-        own,           NULL};
+    static const char *argv[] = {ACTIVATE,
+                                 "-l",
+                                 sock,
+                                 "--fdname=control",
+                                 TEST_BIN "/backcastd",
+                                 "--no-config",
+                                 "--state-dir=none",
+                                 "--model",
+                                 TINY,
+                                 "--kv-memory=256MiB",
+                                 "--socket",
+                                 own,
+                                 NULL};
     pid_t pid = spawn(argv, NULL);
     wait_for(sock);
     served(sock); /* waits in the backlog until the model is there */
@@ -125,10 +134,19 @@ static void strangers_are_ignored(void **state)
 {
     (void)state;
     need(ACTIVATE);
-    static const char *argv[] = {
-        ACTIVATE,      "-l",      sock, "--fdname=http",      TEST_BIN "/backcastd",
-        "--no-config", "--model", TINY, "--kv-memory=256MiB", "--socket",
-        own,           NULL};
+    static const char *argv[] = {ACTIVATE,
+                                 "-l",
+                                 sock,
+                                 "--fdname=http",
+                                 TEST_BIN "/backcastd",
+                                 "--no-config",
+                                 "--state-dir=none",
+                                 "--model",
+                                 TINY,
+                                 "--kv-memory=256MiB",
+                                 "--socket",
+                                 own,
+                                 NULL};
     pid_t pid = spawn(argv, NULL);
     wait_for(sock);
     struct raw *r = raw_connect(sock); /* starts it */
@@ -159,6 +177,7 @@ static void wrong_sockets_are_refused(void **state)
                               kinds[i][0] != NULL ? kinds[i][0] : "--setenv=A=B",
                               TEST_BIN "/backcastd",
                               "--no-config",
+                              "--state-dir=none",
                               "--model",
                               TINY,
                               NULL};
@@ -221,8 +240,15 @@ static void ready_means_that_a_prompt_can_be_served(void **state)
     char path[64], said[4000] = "";
     snprintf(path, sizeof path, "%s/notify", dir);
     int fd = notify_open(path);
-    static const char *argv[] = {TEST_BIN "/backcastd", "--no-config", "--model", TINY,
-                                 "--kv-memory=256MiB",  "--socket",    own,       NULL};
+    static const char *argv[] = {TEST_BIN "/backcastd",
+                                 "--no-config",
+                                 "--state-dir=none",
+                                 "--model",
+                                 TINY,
+                                 "--kv-memory=256MiB",
+                                 "--socket",
+                                 own,
+                                 NULL};
     pid_t pid = spawn(argv, path);
     assert_true(notify_until(fd, "READY=1", said, sizeof said));
     uint64_t start = now_ms();
@@ -247,6 +273,7 @@ static void not_ready_without_a_model(void **state)
     int fd = notify_open(path);
     static const char *argv[] = {TEST_BIN "/backcastd",
                                  "--no-config",
+                                 "--state-dir=none",
                                  "--model",
                                  TEST_VECTORS "/README.md",
                                  "--socket",

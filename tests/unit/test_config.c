@@ -112,6 +112,30 @@ static void printed_config_reads_back(void **state)
     free(text);
 }
 
+static void times_have_units(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *printed;
+        uint64_t seconds;
+    } rows[] = {{"90", "90s", 90},      {"90s", "90s", 90},        {"600", "10min", 600},
+                {"3h", "3h", 10800},    {"48h", "2d", 172800},     {"0", "0", 0},
+                {"7 min", "7min", 420}, {"86399", "86399s", 86399}};
+    struct config c;
+    struct config_command cmd;
+    struct err e;
+    char printed[64];
+    const struct param *p = param_find("memory", "spill_after");
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        assert_int_equal(read_args(&c, &cmd, &e, 3, "--no-config", "--spill-after", rows[i].text),
+                         BC_OK);
+        assert_int_equal(c.memory_spill_after, rows[i].seconds);
+        param_format(&c, p, printed, sizeof printed);
+        assert_string_equal(printed, rows[i].printed);
+        config_free(&c);
+    }
+}
+
 static void bad_file(const char *text, int code, const char *a, const char *b)
 {
     struct config c;
@@ -142,6 +166,9 @@ static void mistakes_in_a_file_name_the_line(void **state)
     bad_file("[memory]\nkv_memory = 5 parsecs\n", BC_EINVALID, ":2:", "parsecs");
     bad_file("[memory]\nkv_memory = 0x10MiB\n", BC_EINVALID, ":2:", "0x10");
     bad_file("[memory]\nkv_memory = inf\n", BC_EINVALID, ":2:", "inf");
+    bad_file("[memory]\nspill_after = 5 weeks\n", BC_EINVALID, ":2:", "5 weeks");
+    bad_file("[memory]\nspill_after = -1\n", BC_EINVALID, ":2:", "-1");
+    bad_file("[memory]\nspill_after = 400d\n", BC_EINVALID, ":2:", "s, min, h, d");
     bad_file("[session]\nspan_quantile = nan\n", BC_EINVALID, ":2:", "nan");
     bad_file("[session]\nbudget = 0.5t\n", BC_EINVALID, ":2:", "0.5t");
     bad_file("[session]\nfrozen = never\n", BC_EINVALID, ":2:", "auto");
@@ -273,6 +300,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_the_tables),
         cmocka_unit_test(file_then_command_line),
+        cmocka_unit_test(times_have_units),
         cmocka_unit_test(printed_config_reads_back),
         cmocka_unit_test(mistakes_in_a_file_name_the_line),
         cmocka_unit_test(mistakes_on_the_command_line_name_the_option),

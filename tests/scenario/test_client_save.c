@@ -1,0 +1,239 @@
+/* test_client_save.c: sessions that outlive their daemon in files: by library and by command; the
+ * state folder, who may have it, and what is said where there is none. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "answer.h"
+#include "command.h"
+#include "daemon_harness.h"
+
+#define COMMAND TEST_BIN "/backcast"
+
+static char state_dir[64], state_arg[96];
+
+static int folder_make(void **state)
+{
+    (void)state;
+    snprintf(state_dir, sizeof(state_dir), "/tmp/backcast-state-XXXXXX");
+    assert_non_null(mkdtemp(state_dir));
+    snprintf(state_arg, sizeof(state_arg), "--state-dir=%s", state_dir);
+    return 0;
+}
+
+static int folder_drop(void **state)
+{
+    char command[128];
+    (void)state;
+    snprintf(command, sizeof(command), "rm -rf '%s'", state_dir);
+    return system(command);
+}
+
+static struct dh *daemon_start(void)
+{
+    const char *args[] = {state_arg, NULL};
+    return dh_start("tiny-llama.gguf", args);
+}
+
+static backcast *connected(const struct dh *d)
+{
+    backcast *c = NULL;
+    if (backcast_connect(&c, d->socket) != 0)
+        fail_msg("%s", backcast_last_error(NULL));
+    return c;
+}
+
+static void ask(backcast *c, backcast_session *s, const char *text, struct answer *a)
+{
+    struct backcast_generate_options o = answer_options(40);
+    int rc = backcast_prompt(s, text, strlen(text), &o);
+    if (rc < 0)
+        fail_msg("%s", backcast_last_error(c));
+    answer_read(c, s, a);
+}
+
+static const char first[] = "The mill stands on the north bank of the river, and the miller said ";
+static const char second[] = "that the rain would come before the night. ";
+
+static void a_saved_session_goes_on_in_the_next_daemon(void **state)
+{
+    (void)state;
+    struct dh *d = daemon_start();
+    backcast *c = connected(d);
+    struct backcast_session_options o = answer_budget("h2o", 60);
+    backcast_session *s, *stays;
+    struct answer a = {0}, b = {0}, go_on = {0};
+    assert_int_equal(backcast_session_open(c, &o, &s), 0);
+    ask(c, s, first, &a);
+    assert_int_equal(backcast_session_save(s, "mill"), 0);
+    ask(c, s, second, &go_on); /* what an undisturbed session says next */
+    assert_int_equal(backcast_session_save(s, "../mill"), BACKCAST_EINVALID);
+    assert_string_equal(backcast_last_error_field(c), "name");
+    assert_int_equal(backcast_save_by_id(c, 12345, "mill"), BACKCAST_EUNKNOWN);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+
+    d = daemon_start();
+    c = connected(d);
+    assert_int_equal(backcast_session_restore(c, "nobody", &s), BACKCAST_ENOTFOUND);
+    assert_int_equal(backcast_session_restore(c, "mill", &s), 0);
+    struct backcast_session_info info;
+    backcast_session_info(s, &info);
+    assert_string_equal(info.name, "mill");
+    assert_string_equal(info.policy, "h2o");
+    assert_int_equal(info.budget_tokens, 60);
+    assert_int_equal(backcast_session_restore(c, "mill", &stays), BACKCAST_EBUSY);
+    ask(c, s, second, &b);
+    assert_true(answer_equal(&go_on, &b));
+    assert_int_equal(b.tokens_in, go_on.tokens_in); /* its own tokens, and no others */
+    assert_int_equal(b.first_stream, go_on.first_stream);
+    backcast_disconnect(&c);
+
+    /* it has a name: the next client finds it */
+    c = connected(d);
+    assert_int_equal(backcast_session_attach(c, "mill", &s), 0);
+    backcast_session_close(&s);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+    answer_free(&a);
+    answer_free(&b);
+    answer_free(&go_on);
+}
+
+static void the_command_saves_and_restores(void **state)
+{
+    (void)state;
+    struct dh *d = daemon_start();
+    backcast *c = connected(d);
+    struct backcast_session_options o = answer_budget("counter_causal_fast", 64);
+    backcast_session *s;
+    struct answer a = {0};
+    o.name = "talk";
+    assert_int_equal(backcast_session_open(c, &o, &s), 0);
+    ask(c, s, first, &a);
+    char file[160];
+    struct stat st;
+    const char *save[] = {COMMAND, "save", "--socket", d->socket, "talk", "monday", NULL};
+    const char *bad[] = {COMMAND, "save", "--socket", d->socket, "talk", "a/b", NULL};
+    const char *restore[] = {COMMAND, "restore", "--json", "--socket", d->socket, "monday", NULL};
+    struct prog_result r = prog_run(save, NULL, NULL);
+    assert_int_equal(r.exit_code, 0);
+    assert_non_null(strstr(r.out, "saved as monday"));
+    prog_free(&r);
+    snprintf(file, sizeof(file), "%s/saved/%u/monday.bcs", state_dir, (unsigned)getuid());
+    assert_int_equal(stat(file, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    r = prog_run(bad, NULL, NULL);
+    assert_int_equal(r.exit_code, 1);
+    assert_non_null(strstr(r.err, "name"));
+    prog_free(&r);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+
+    d = daemon_start();
+    restore[4] = d->socket;
+    r = prog_run(restore, NULL, NULL);
+    assert_int_equal(r.exit_code, 0);
+    assert_true(json_valid(r.out, false));
+    prog_free(&r);
+    r = prog_run(restore, NULL, NULL); /* it is there already */
+    assert_int_equal(r.exit_code, 1);
+    assert_non_null(strstr(r.err, "monday"));
+    prog_free(&r);
+    const char *ls[] = {COMMAND, "ls", "--socket", d->socket, NULL};
+    r = prog_run(ls, NULL, NULL);
+    assert_non_null(strstr(r.out, "monday"));
+    prog_free(&r);
+    dh_stop(&d);
+    answer_free(&a);
+}
+
+static void a_state_folder_has_one_daemon(void **state)
+{
+    (void)state;
+    char log[2000];
+    struct dh *d = daemon_start();
+    const char *args[] = {"--model", TEST_VECTORS "/tiny-llama.gguf", state_arg, NULL};
+    assert_int_equal(dh_start_fails(args, log, sizeof(log)), 1);
+    assert_non_null(strstr(log, "another daemon"));
+    assert_non_null(strstr(log, state_dir));
+    dh_stop(&d);
+    const char *nowhere[] = {"--model", TEST_VECTORS "/tiny-llama.gguf",
+                             "--state-dir=/proc/nowhere", NULL};
+    assert_int_equal(dh_start_fails(nowhere, log, sizeof(log)), 1);
+    assert_non_null(strstr(log, "/proc/nowhere"));
+    const char *relative[] = {"--model", TEST_VECTORS "/tiny-llama.gguf", "--state-dir=here", NULL};
+    assert_int_equal(dh_start_fails(relative, log, sizeof(log)), 1);
+    assert_non_null(strstr(log, "here"));
+}
+
+static void without_a_state_folder_it_says_so(void **state)
+{
+    (void)state;
+    struct dh *d = dh_start("tiny-llama.gguf", NULL);
+    backcast *c = connected(d);
+    backcast_session *s, *t = NULL;
+    assert_int_equal(backcast_session_open(c, NULL, &s), 0);
+    assert_int_equal(backcast_session_save(s, "x"), BACKCAST_EUNSUPPORTED);
+    assert_string_equal(backcast_last_error_field(c), "state_dir");
+    assert_int_equal(backcast_session_restore(c, "x", &t), BACKCAST_EUNSUPPORTED);
+    assert_null(t);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
+/* Sessions that go idle and come back, through the daemon: nobody notices but the listing. */
+static void idle_sessions_leave_and_come_back(void **state)
+{
+    (void)state;
+    const char *args[] = {state_arg, "--spill-after=1s", "--host-tier=64MiB", NULL};
+    struct dh *d = dh_start("tiny-llama.gguf", args);
+    backcast *c = connected(d);
+    struct backcast_session_options o = answer_budget("counter_causal_fast", 60);
+    backcast_session *s, *t;
+    struct answer a = {0}, b = {0}, x = {0}, y = {0};
+    struct backcast_stats st;
+    assert_int_equal(backcast_session_open(c, &o, &s), 0);
+    ask(c, s, first, &a);
+    ask(c, s, second, &b);
+    backcast_session_close(&s);
+    assert_int_equal(backcast_session_open(c, &o, &t), 0);
+    ask(c, t, first, &x);
+    for (int i = 0; i < 100; i++) {
+        assert_int_equal(backcast_stats(c, &st), 0);
+        if (strcmp(st.sessions[0].state, "spilled") == 0)
+            break;
+        usleep(100000);
+    }
+    assert_string_equal(st.sessions[0].state, "spilled");
+    assert_true(st.sessions[0].tokens > 0);
+    assert_int_equal(st.sessions[0].bytes_held, 0);
+    assert_int_equal(st.kv_held, 0);
+    ask(c, t, second, &y);
+    assert_true(answer_equal(&a, &x));
+    assert_true(answer_equal(&b, &y));
+    backcast_disconnect(&c);
+    dh_stop(&d);
+    answer_free(&a);
+    answer_free(&b);
+    answer_free(&x);
+    answer_free(&y);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_saved_session_goes_on_in_the_next_daemon),
+        cmocka_unit_test(the_command_saves_and_restores),
+        cmocka_unit_test(a_state_folder_has_one_daemon),
+        cmocka_unit_test(without_a_state_folder_it_says_so),
+        cmocka_unit_test(idle_sessions_leave_and_come_back),
+    };
+    return cmocka_run_group_tests(tests, folder_make, folder_drop);
+}
