@@ -17,6 +17,7 @@ typedef struct {
     uint64_t bytes;
     double percent; /* 0: bytes were given */
 } config_SHARE;
+typedef config_SHARE config_PART; /* a percentage of another parameter: bytes 0 */
 typedef struct {
     uint64_t bytes; /* 0: tokens were given */
     uint32_t tokens;

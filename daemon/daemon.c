@@ -47,6 +47,29 @@ int daemon_check(const struct config *c, struct err *e)
     return rc < 0 ? err_set(e, rc, why.field, "[session] %s", why.text) : BC_OK;
 }
 
+static struct engine_limits engine_limits_of(const struct config *c)
+{
+    return (struct engine_limits){.uid_percent = c->memory_uid_share.percent,
+                                  .uid_bytes = c->memory_uid_share.bytes};
+}
+
+/* What the engine has to know of a new configuration. */
+static void engine_configure(struct daemon *d, const struct config *c)
+{
+    struct command *cmd = d->engine != NULL ? command_new(CMD_LIMITS, 0, 0) : NULL;
+    struct err e;
+    if (cmd == NULL)
+        return;
+    cmd->admin = true;
+    cmd->u.limits.kv_memory = c->memory_kv_memory.bytes;
+    cmd->u.limits.session_budget = c->session_budget.bytes;
+    cmd->u.limits.limits = engine_limits_of(c);
+    if (engine_post(d->engine, &cmd, &e) < 0) {
+        log_error("daemon", "SIGHUP: %s", e.text);
+        command_free(&cmd);
+    }
+}
+
 /* ---- loading, in a thread of its own: the loop answers Hello meanwhile */
 
 static void on_progress(void *arg, const char *model, uint64_t done, uint64_t total)
@@ -81,6 +104,8 @@ static void *loader_main(void *arg)
         .n_models = c->n_models,
         .ledger = d->ledger,
         .kv_memory = c->memory_kv_memory.bytes,
+        .kv_memory_max = d->opt.available,
+        .limits = engine_limits_of(c),
         .session_budget = c->session_budget.bytes,
         .host_tier = c->memory_host_tier.bytes,
         .disk_tier = c->memory_disk_tier,
@@ -238,6 +263,7 @@ static void daemon_reload(struct daemon *d)
     struct server_limits l = limits_of(&now);
     struct server_defaults def = defaults_of(&now);
     server_configure(d->server, &l, &def);
+    engine_configure(d, &now);
     log_info("daemon", "SIGHUP: %zu changes", n);
     /* Paths of models stay with the engine: the old list lives on. */
     for (size_t i = 0; i < now.n_models; i++)

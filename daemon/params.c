@@ -47,6 +47,7 @@ const char *param_unit(enum param_type type)
         [PARAM_COUNT] = "a whole number",
         [PARAM_SIZE] = "bytes, KiB, MiB, GiB",
         [PARAM_SHARE] = "bytes, KiB, MiB, GiB, or %",
+        [PARAM_PART] = "bytes, KiB, MiB, GiB, or %",
         [PARAM_BUDGET] = "bytes, KiB, MiB, GiB, or tokens: t",
         [PARAM_AUTO] = "a whole number, or auto",
         [PARAM_REAL] = "a number",
@@ -222,6 +223,12 @@ static bool sized_set(void *field, const struct param *p, const char *text, uint
             (config_SHARE){BC_MAX((uint64_t)((double)available * v / 100), (uint64_t)p->min), v};
         return true;
     }
+    if (p->type == PARAM_PART && percent) {
+        if (v <= 0 || v > 100)
+            return false;
+        *(config_PART *)field = (config_PART){0, v};
+        return true;
+    }
     if (p->type == PARAM_BUDGET && tokens) {
         if (v != floor(v) || v < 1 || v > 16777216)
             return false;
@@ -230,7 +237,7 @@ static bool sized_set(void *field, const struct param *p, const char *text, uint
     }
     if (percent || tokens || v != floor(v) || !in_range(p, v))
         return false;
-    if (p->type == PARAM_SHARE)
+    if (p->type == PARAM_SHARE || p->type == PARAM_PART)
         *(config_SHARE *)field = (config_SHARE){(uint64_t)v, 0};
     else if (p->type == PARAM_BUDGET)
         *(config_BUDGET *)field = (config_BUDGET){(uint64_t)v, 0};
@@ -284,6 +291,7 @@ int param_set(struct config *c, const struct param *p, const char *text, uint64_
         return ok ? text_set(field, text, e) : bad(p, what, text, e);
     case PARAM_SIZE:
     case PARAM_SHARE:
+    case PARAM_PART:
     case PARAM_BUDGET:
         ok = sized_set(field, p, text, available);
         break;
@@ -342,6 +350,7 @@ void param_format(const struct config *c, const struct param *p, char *ret, size
         size_format(n, ret, size);
         break;
     case PARAM_SHARE:
+    case PARAM_PART:
         if (share->percent > 0)
             snprintf(ret, size, "%g%%", share->percent);
         else
@@ -394,10 +403,11 @@ bool param_equal(const struct config *a, const struct config *b, const struct pa
 int param_copy(struct config *to, const struct config *from, const struct param *p)
 {
     static const size_t sizes[] = {
-        [PARAM_COUNT] = sizeof(config_COUNT), [PARAM_SIZE] = sizeof(config_SIZE),
-        [PARAM_SHARE] = sizeof(config_SHARE), [PARAM_BUDGET] = sizeof(config_BUDGET),
-        [PARAM_AUTO] = sizeof(config_AUTO),   [PARAM_REAL] = sizeof(config_REAL),
-        [PARAM_MODE] = sizeof(config_MODE),   [PARAM_TIME] = sizeof(config_TIME),
+        [PARAM_COUNT] = sizeof(config_COUNT),   [PARAM_SIZE] = sizeof(config_SIZE),
+        [PARAM_SHARE] = sizeof(config_SHARE),   [PARAM_PART] = sizeof(config_PART),
+        [PARAM_BUDGET] = sizeof(config_BUDGET), [PARAM_AUTO] = sizeof(config_AUTO),
+        [PARAM_REAL] = sizeof(config_REAL),     [PARAM_MODE] = sizeof(config_MODE),
+        [PARAM_TIME] = sizeof(config_TIME),
     };
     if (p->type == PARAM_TEXT)
         return text_set(field_of(to, p), *(char *const *)field_of(from, p), NULL);

@@ -8,6 +8,7 @@ enum param_type {
     PARAM_COUNT,
     PARAM_SIZE,
     PARAM_SHARE,
+    PARAM_PART,
     PARAM_BUDGET,
     PARAM_AUTO,
     PARAM_REAL,

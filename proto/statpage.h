@@ -64,9 +64,9 @@ struct stat_entry {
     char policy[32];
     char client[64];
     char kv_type[8];
-    uint64_t bytes_shared, bytes_other; /* of bytes_held; beside bytes_held */
+    uint64_t bytes_shared, bytes_other, bytes_guaranteed; /* of bytes_held; beside; at least */
 };
-_Static_assert(sizeof(struct stat_entry) == 416 && sizeof(struct stat_entry) % 8 == 0,
+_Static_assert(sizeof(struct stat_entry) == 424 && sizeof(struct stat_entry) % 8 == 0,
                "wire layout");
 
 struct statpage {

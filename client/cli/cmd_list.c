@@ -26,6 +26,7 @@ static void session_json(struct json *j, const struct backcast_session_stat *s)
     json_uint(j, "bytes_held", s->bytes_held);
     json_uint(j, "bytes_shared", s->bytes_shared);
     json_uint(j, "bytes_other", s->bytes_other);
+    json_uint(j, "bytes_guaranteed", s->bytes_guaranteed);
     json_uint(j, "prunes", s->prunes);
     json_uint(j, "prune_micros", s->prune_micros);
     json_uint(j, "tokens_dropped", s->tokens_dropped);
@@ -181,6 +182,7 @@ static void session_print(const struct backcast_session_stat *s)
     printf(", %s beside them", bytes_text(s->bytes_other, t));
     if (s->budget_bytes > 0)
         printf(", budget %s", bytes_text(s->budget_bytes, t));
+    printf("\nguaranteed     %s", bytes_text(s->bytes_guaranteed, b));
     printf("\nsince opened   %llu tokens in, %llu out\n", (unsigned long long)s->tokens_in,
            (unsigned long long)s->tokens_out);
     printf("prunes         %llu, %llu tokens dropped, %s in all\n", (unsigned long long)s->prunes,

@@ -111,6 +111,7 @@ struct backcast_session_options {
     uint64_t seed;             /* policy "random" */
     int priority;
     uint32_t ring_bytes; /* 0: 64 KiB each direction */
+    uint32_t weight;     /* 1..1000: its part of the memory that is guaranteed; 0: 1 */
 };
 void backcast_session_options_init(struct backcast_session_options *opt);
 /* opt NULL: all defaults. */
@@ -272,7 +273,8 @@ struct backcast_session_stat {
     uint64_t bytes_live, bytes_held, bytes_shared, budget_bytes, prunes, tokens_dropped, tokens_in,
         tokens_out;
     uint64_t prune_micros, idle_micros;
-    uint64_t bytes_other; /* beside bytes_held: policy, prompt under way, scratch */
+    uint64_t bytes_guaranteed; /* never pruned below this for the sake of others */
+    uint64_t bytes_other;      /* beside bytes_held: policy, prompt under way, scratch */
 };
 struct backcast_model_stat {
     const char *name, *family, *path, *backend, *chat_template;

@@ -335,6 +335,8 @@ int backcast_session_open(backcast *c, const struct backcast_session_options *op
     m.recent_tokens = o.recent_tokens;
     m.has_priority = o.priority != 0;
     m.priority = o.priority;
+    m.has_weight = o.weight != 0;
+    m.weight = o.weight;
     m.has_seed = o.seed != 0;
     m.seed = o.seed;
     m.has_ring_bytes = o.ring_bytes != 0;

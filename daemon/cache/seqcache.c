@@ -157,10 +157,16 @@ static bool arrays_resize(struct seqcache *s, uint32_t n_pages)
            array_resize(&s->pages, n_pages, sizeof *s->pages);
 }
 
+uint32_t seqcache_rows_free(const struct seqcache *s)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    return rows_total(s) - s->n_rows;
+}
+
 uint32_t seqcache_pages_needed(const struct seqcache *s, uint32_t n)
 {
     MAGIC_OK(s, SEQCACHE_MAGIC);
-    uint32_t n_free = rows_total(s) - s->n_rows;
+    uint32_t n_free = seqcache_rows_free(s);
     if (n <= n_free)
         return 0;
     return (uint32_t)(((uint64_t)(n - n_free) + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS);
@@ -319,11 +325,12 @@ static void pages_rank(struct seqcache *s, uint32_t n_stay)
     qsort(s->pages, n_stay, sizeof *s->pages, by_page);
 }
 
-uint32_t seqcache_compact(struct seqcache *s)
+uint32_t seqcache_compact_room(struct seqcache *s, uint32_t n_room)
 {
     MAGIC_OK(s, SEQCACHE_MAGIC);
     struct kn *kn = pool_kn(s->pool);
-    uint32_t n_stay = (s->n_rows + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS, n_gone = s->n_pages - n_stay;
+    uint64_t pages = ((uint64_t)s->n_rows + n_room + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS;
+    uint32_t n_stay = (uint32_t)BC_MIN(pages, (uint64_t)s->n_pages), n_gone = s->n_pages - n_stay;
     if (n_gone == 0)
         return 0;
     pages_rank(s, n_stay);
@@ -344,6 +351,11 @@ uint32_t seqcache_compact(struct seqcache *s)
         pool_drop(s->pool, s->pages[--s->n_pages].page);
     arrays_resize(s, n_stay);
     return n_gone;
+}
+
+uint32_t seqcache_compact(struct seqcache *s)
+{
+    return seqcache_compact_room(s, 0);
 }
 
 void seqcache_clear(struct seqcache *s)

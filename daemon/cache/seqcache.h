@@ -32,6 +32,7 @@ struct kn_seq seqcache_view(const struct seqcache *s);
 uint32_t seqcache_pages(const struct seqcache *s);            /* that it holds */
 uint32_t seqcache_page(const struct seqcache *s, uint32_t i); /* number of the i-th in the pool */
 
+uint32_t seqcache_rows_free(const struct seqcache *s); /* that need no page */
 /* Pages that seqcache_reserve would take. */
 uint32_t seqcache_pages_needed(const struct seqcache *s, uint32_t n);
 /* Makes room for n more rows: takes pages as needed. All or nothing. BC_EBUDGET / BC_ENOMEM. */
@@ -63,6 +64,8 @@ void seqcache_clear(struct seqcache *s);
 /* Moves live rows together so that whole pages can be given back; returns the number of pages
  * freed. */
 uint32_t seqcache_compact(struct seqcache *s);
+/* The same, with room for n_room more rows left. */
+uint32_t seqcache_compact_room(struct seqcache *s, uint32_t n_room);
 
 size_t seqcache_bytes_live(const struct seqcache *s); /* rows x row cost */
 size_t seqcache_bytes_held(const struct seqcache *s); /* pages x page cost */

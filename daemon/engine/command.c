@@ -3,6 +3,7 @@
  * and ports' own lives.
  */
 #include "core.h"
+#include "log.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -261,7 +262,7 @@ static int resolve_budget(struct engine *en, const struct session *s, const stru
     int rc = evict_resolve(ask, page, en->opt.session_budget, p, e);
     if (rc < 0)
         return rc;
-    uint64_t bytes = budget_bytes(p, page), most = (uint64_t)pool_pages_max(s->pool) * page;
+    uint64_t bytes = budget_bytes(p, page), most = share_kv(en) - share_kv(en) % page;
     if (bytes > most)
         return err_amount(e, BC_EBUDGET, c->u.budget.tokens > 0 ? "budget_tokens" : "budget_bytes",
                           bytes, most, "a budget of %llu bytes: the daemon's kv_memory holds %llu",
@@ -295,6 +296,7 @@ static void run_budget(struct engine *en, struct command *c)
         s->prune.before = before;
         s->prune.ask_before = ask_before;
         s->prune.budget_after = bytes;
+        share_update(en);
         return;
     }
     if (s->prune.active) /* it may be due no more; if it is, it begins again */
@@ -302,6 +304,7 @@ static void run_budget(struct engine *en, struct command *c)
     if (seqcache_bytes_held(s->cache) > bytes)
         seqcache_compact(s->cache);
     s->budget_bytes = bytes;
+    share_update(en);
     struct report *r = report_new(REP_BUDGET, 0);
     sess_info(en, s, &r->u.info);
     report_reply(en, c, r);
@@ -336,6 +339,41 @@ static void run_prune(struct engine *en, struct command *c)
         r->u.pruned.tokens_before = r->u.pruned.tokens_after = count;
         report_reply(en, c, r);
     }
+}
+
+static int check_limits(const struct engine *en, const struct command *c, struct err *e)
+{
+    uint64_t kv = c->u.limits.kv_memory;
+    double percent = c->u.limits.limits.uid_percent;
+    if (!c->admin)
+        return err_set(e, BC_EPERMISSION, "", "limits are an administrator's to change");
+    if (kv == 0 || kv > en->opt.kv_memory_max)
+        return err_amount(e, BC_EINVALID, "kv_memory", kv, en->opt.kv_memory_max,
+                          "kv_memory %llu: must be 1 to %llu while the daemon runs",
+                          (unsigned long long)kv, (unsigned long long)en->opt.kv_memory_max);
+    if (!(percent >= 0 && percent <= 100))
+        return err_set(e, BC_EINVALID, "uid_share", "uid_share %g %%: must be 0 to 100", percent);
+    return BC_OK;
+}
+
+/* The step that follows brings down what is above them. */
+static void run_limits(struct engine *en, struct command *c)
+{
+    struct err e = {0};
+    if (check_limits(en, c, &e) < 0) {
+        log_error("engine", "%s; nothing has changed", e.text); /* SIGHUP: nobody is told */
+        report_error(en, c, &e);
+        return;
+    }
+    en->kv_memory = c->u.limits.kv_memory;
+    en->limits = c->u.limits.limits;
+    if (c->u.limits.session_budget > 0)
+        en->opt.session_budget = c->u.limits.session_budget;
+    en->shrink_told = false;
+    log_info("engine", "caches may take %llu bytes, %llu of one user",
+             (unsigned long long)en->kv_memory,
+             (unsigned long long)BC_MIN(share_uid(en), en->kv_memory));
+    report_reply(en, c, report_new(REP_DONE, 0));
 }
 
 /* ---- looking ---- */
@@ -383,7 +421,7 @@ static void run_stat(struct engine *en, struct command *c)
     r->u.stat.n_sessions = n;
     r->u.stat.n_models = n_models;
     r->u.stat.kv_held = counts.kv_held;
-    r->u.stat.kv_memory = en->page_budget;
+    r->u.stat.kv_memory = en->kv_memory;
     r->u.stat.bytes_weights = counts.bytes_weights;
     r->u.stat.bytes_scratch = counts.bytes_scratch;
     r->u.stat.steps = counts.steps;
@@ -473,6 +511,9 @@ void command_run(struct engine *en, struct command **pc)
         break;
     case CMD_ATTACH:
         run_attach(en, c);
+        break;
+    case CMD_LIMITS:
+        run_limits(en, c);
         break;
     }
     if (*pc != NULL)

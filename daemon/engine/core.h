@@ -72,6 +72,7 @@ struct prune {
     uint64_t order; /* first come, first served */
     uint64_t conn;
     uint32_t request_id;
+    bool self; /* PRUNE_PRESSURE: for its own rows, which refill the slots */
     /* PRUNE_SHRUNK: the parameters to go back to if it fails, and the ceiling after it */
     struct evict_params before;
     struct evict_request ask_before;
@@ -91,6 +92,7 @@ struct scoring {
 /* Turns of one uid: sessions of one user share its turn. */
 struct uid_turn {
     uint32_t uid, sessions;
+    uint64_t weights;           /* of its sessions */
     struct ledger_owner *owner; /* while there are sessions */
     uint64_t turn[2];           /* when last served: decode, prefill */
 };
@@ -112,6 +114,8 @@ struct session {
     uint64_t conn; /* 0: nobody is attached */
     uint32_t uid;
     int32_t priority;
+    uint32_t weight;  /* its part of what is guaranteed: see share.c */
+    uint64_t deaf_us; /* not asked to give memory before */
     char name[65], client[64];
     struct session_port *port;
     struct session_face face;
@@ -156,7 +160,14 @@ struct engine {
     uint64_t booked; /* its own tables */
     struct engine_model_path *paths;
     size_t n_paths;
-    uint64_t page_budget; /* kv_memory */
+    uint64_t kv_memory; /* what all caches may take, from now on */
+    uint64_t
+        page_budget; /* the ceiling in force: kv_memory, or what is still above a lowered one */
+    uint64_t refresh_max; /* scratch of the largest refresh that may come: set aside */
+    uint64_t weights;     /* of all sessions */
+    struct engine_limits limits;
+    bool shrink_told;
+    bool wait_memory; /* a session waits for memory that will come: look again */
 
     struct model_ref *models, *default_model;
     struct session **list;  /* [n_sessions] live ones, any order */
@@ -256,9 +267,10 @@ bool tier_here(const struct session *s); /* its cache may be used and changed no
 void tier_wait(struct engine *en, struct session *s, struct command **c);
 void tier_waiting_run(struct engine *en, struct session *s);
 void tier_waiting_refuse(struct engine *en, struct session *s, const struct err *e);
-/* Sends idle sessions other than s away until so many bytes of pages will be free. False: there are
- * not enough of them, or nowhere to go. */
-bool tier_relieve(struct engine *en, const struct session *s, uint64_t bytes);
+/* Sends idle sessions other than s away (scope: of one user) until so many bytes of pages will be
+ * free. False: there are not enough of them, or nowhere to go. */
+bool tier_relieve(struct engine *en, const struct session *s, const struct uid_turn *scope,
+                  uint64_t bytes);
 /* A command that found no pages, while some are about to come free: it runs again then. */
 void tier_starve(struct engine *en, struct command **c);
 void tier_left(struct engine *en, struct transfer *t); /* the ends of a transfer */
@@ -334,13 +346,34 @@ void command_refuse(struct engine *en, struct command **c, const struct err *e);
 void sched_pick(struct engine *en);
 void batch_forward(struct engine *en);
 
+/* share.c */
+uint64_t share_kv(const struct engine *en);  /* bytes that pages may take */
+uint64_t share_uid(const struct engine *en); /* ... of one user; UINT64_MAX: no limit */
+uint64_t share_uid_held(const struct uid_turn *u);
+void share_update(struct engine *en); /* sessions or their budgets have changed */
+/* Bytes of pages that s may count on whatever others do: whole pages, at least one. */
+uint64_t share_guaranteed(const struct engine *en, const struct session *s);
+/* Whether idle caches can leave, so that sessions take turns. */
+bool share_turns(const struct engine *en);
+int share_admit(struct engine *en, const struct session *newcomer, struct err *e);
+/* What s holds above its share when it holds `more` bytes more. */
+uint64_t share_overshoot(const struct engine *en, const struct session *s, uint64_t more);
+/* What s could come to hold in all, once others have given what they can be made to give. */
+uint64_t share_reach(const struct engine *en, const struct session *s);
+
 /* pressure.c: step 3 and 7 */
 void pressure_reserve(struct engine *en);
-/* Whether the daemon has the pages for more rows of s, once idle caches have given back what they do
- * not fill: BC_EBUDGET with the numbers if not. */
-int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e);
-int pressure_pages(struct engine *en, const struct pool *p, uint32_t pages, struct err *e);
-/* After a no, with its numbers: whether idle sessions leave now, so that asking again will help. */
+/* Whether s may begin a prompt of so many rows under p: at once, or once others have been made to
+ * forget. BC_EBUDGET with the numbers if not. */
+int pressure_admits(struct engine *en, const struct session *s, const struct evict_params *p,
+                    uint32_t rows, struct err *e);
+/* Whether the pages for more rows of s are there now, with holes of idle caches closed. */
+bool pressure_fits(struct engine *en, const struct session *s, uint32_t rows);
+/* Whether so many more pages are there for s. BC_EBUDGET with the numbers if not. */
+int pressure_pages(struct engine *en, struct session *s, uint32_t pages, struct err *e);
+/* After a no, with its numbers: whether others forget or leave now, so that asking again will help. */
+bool pressure_waits(struct engine *en, struct session *s, const struct err *e);
+/* The same for what pressure_admits refused: only who leaves can help. */
 bool pressure_passes(struct engine *en, const struct session *s, const struct err *e);
 void budgets_check(struct engine *en);
 

@@ -83,7 +83,7 @@ static bool any_parked(const struct engine *en)
 /* When there is something to do again without anybody's asking. */
 static uint64_t next_look(const struct engine *en)
 {
-    uint64_t parked = any_parked(en) ? clock_us() + RECHECK_US : UINT64_MAX;
+    uint64_t parked = en->wait_memory || any_parked(en) ? clock_us() + RECHECK_US : UINT64_MAX;
     return BC_MIN(parked, en->tier.next_us);
 }
 
@@ -174,7 +174,9 @@ static int copy_options(struct engine *en, const struct engine_options *o, struc
         o->max_tokens_default != 0 ? o->max_tokens_default : MAX_TOKENS_DEFAULT;
     en->opt.session_budget = o->session_budget != 0 ? o->session_budget : SESSION_BUDGET_DEFAULT;
     en->max_sessions = o->max_sessions != 0 ? o->max_sessions : ENGINE_SESSIONS_MAX;
-    en->page_budget = o->kv_memory;
+    en->kv_memory = en->page_budget = o->kv_memory;
+    en->opt.kv_memory_max = BC_MAX(o->kv_memory_max, o->kv_memory);
+    en->limits = o->limits;
     for (en->n_slots = 1; en->n_slots < 2 * en->max_sessions;)
         en->n_slots *= 2; /* half of the places stay free: the next id is never far */
     en->slots = calloc(en->n_slots, sizeof *en->slots);

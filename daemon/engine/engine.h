@@ -38,6 +38,14 @@ struct engine;
 #define GENERATE_STOP_BYTES_MAX 256
 #define GENERATE_LOGPROBS_MAX 20
 
+/* What changes while running, with CMD_LIMITS. */
+struct engine_limits {
+    double
+        uid_percent; /* of kv_memory that the caches of one user may take; 0: uid_bytes; 100: all */
+    uint64_t uid_bytes; /* 0 as well: no limit of its own */
+};
+#define ENGINE_WEIGHT_MAX 1000
+
 struct engine_options {
     const char *backend, *isa; /* kn_options */
     uint32_t threads;
@@ -46,7 +54,11 @@ struct engine_options {
     const struct engine_model_path
         *models; /* names that OpenSession takes beside paths; [n_models]; copied */
     size_t n_models;
-    struct ledger *ledger;   /* the process's; NULL: one of its own */
+    struct ledger *ledger; /* the process's; NULL: one of its own */
+    uint64_t
+        kv_memory_max; /* what it may be raised to while running: addresses are reserved for it;
+                                0: kv_memory */
+    struct engine_limits limits;
     uint64_t kv_memory;      /* bytes of pages of all sessions together: hard; never 0 */
     uint64_t session_budget; /* default budget of a session, bytes */
     /* Idle caches leave the pages when others want them, or after a time: to host memory, as long as
@@ -99,6 +111,7 @@ enum command_type {
     CMD_ATTACH,  /* a named session gets a new owner connection */
     CMD_SAVE,    /* a session at rest as a file */
     CMD_RESTORE, /* a new session out of one */
+    CMD_LIMITS,  /* new kv_memory, limits and default budget: what is above them goes at once */
 };
 
 /* The loop's side of a session's ring as the engine sees it: written by the loop, read by the
@@ -159,6 +172,7 @@ struct command {
             char *strings; /* one allocation, freed with the command; NULL: none */
             char client[64];
             int32_t priority;
+            uint32_t weight;           /* 0: 1 */
             struct session_port *port; /* the engine takes a reference of its own */
         } open;
         struct {
@@ -184,6 +198,10 @@ struct command {
         struct {
             char *path;
         } load;
+        struct {
+            uint64_t kv_memory, session_budget;
+            struct engine_limits limits;
+        } limits;
         struct {
             struct session_port *port;
             char name[65];
@@ -237,8 +255,8 @@ struct report_score {
     uint32_t flags;
 };
 struct report_session { /* for REP_OPENED, REP_ATTACHED, REP_BUDGET and each session of REP_STAT */
-    uint64_t id, budget_bytes, page_bytes, row_bytes, live, held, shared, other, prunes, dropped,
-        tokens_in, tokens_out, prune_micros, last_use_us;
+    uint64_t id, budget_bytes, guaranteed, page_bytes, row_bytes, live, held, shared, other, prunes,
+        dropped, tokens_in, tokens_out, prune_micros, last_use_us;
     uint32_t uid, budget, keep, frozen, recent, tokens, context;
     char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32];
     bool attached;

@@ -343,11 +343,12 @@ int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hi
         struct kn_kv shape;
         model_kv_shape(m->model, kv, hidden, &shape);
         uint64_t page = shape.stride + (uint64_t)KN_PAGE_ROWS * POOL_INDEX_BYTES;
-        uint64_t n = BC_MIN(en->page_budget / page, (uint64_t)POOL_PAGES_MAX);
-        if (n == 0)
-            return err_amount(e, BC_EBUDGET, "kv_memory", page, en->page_budget,
+        if (en->kv_memory < page)
+            return err_amount(e, BC_EBUDGET, "kv_memory", page, en->kv_memory,
                               "kv_memory %llu holds not one page of this model (%llu bytes)",
-                              (unsigned long long)en->page_budget, (unsigned long long)page);
+                              (unsigned long long)en->kv_memory, (unsigned long long)page);
+        /* addresses for as much as kv_memory may ever become; memory comes with the pages */
+        uint64_t n = BC_MIN(en->opt.kv_memory_max / page, (uint64_t)POOL_PAGES_MAX);
         int rc = pool_open(at, m->kn, &shape, (uint32_t)n, e);
         if (rc < 0)
             return rc;

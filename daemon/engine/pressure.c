@@ -4,14 +4,25 @@
  *     1  a full cache that must grow     --> prune to keep            (policy none: END budget)
  *     2  prunes under way, first come first served, at most score_rows rows a step  --> WORKING
  *     3  rows granted = min(wanted, room in the budget); pages taken  --> OK
- *                                        no page left in the daemon   --> compact idle caches,
- *                                                                         then REFUSED: END budget
+ *        no page left: the order under pressure, each rung only when the one above was not enough
+ *          a  holes of idle caches are closed, whole pages go back          at once, no token lost
+ *          b  idle caches leave for the tiers, if there are any             the session waits
+ *          c  whoever holds most above its guaranteed share is pruned       the session waits
+ *             (then the lowest priority, then the one used longest ago)
+ *          d  refused, with the numbers
  *
- * Two ceilings hold at every instant, and budgets_check asserts them every step: a session's held
- * bytes <= its budget, all pools' held bytes <= kv_memory. A prune is due only when the cache is
- * full and something waits to be appended, so where a prompt is cut changes nothing.
+ * The session that asks is measured like all others, with what it asks for: if its overshoot is the
+ * largest, it is the one that is pruned, or refused if its policy never prunes. So nobody within its
+ * share ever pays for somebody above it (share.c).
+ *
+ * Ceilings hold at every instant, and budgets_check asserts them every step: a session's held bytes
+ * <= its budget, all pools' held bytes <= kv_memory. A prune for the own budget is due only when the
+ * cache is full and something waits to be appended, so where a prompt is cut changes nothing. When
+ * kv_memory or a user's share shrinks while running, rungs a to c bring it down at once.
  */
 #include "core.h"
+#include "clock.h"
+#include "log.h"
 #include <string.h>
 
 /* ---- pages ---- */
@@ -23,56 +34,244 @@ static uint64_t bytes_needed(const struct session *s, uint64_t rows)
     return (uint64_t)seqcache_pages_needed(s->cache, n) * pool_page_bytes(s->pool);
 }
 
-static int bytes_fit(struct engine *en, const struct pool *p, uint64_t need, struct err *e)
+static uint64_t over_zero(uint64_t a, uint64_t b)
 {
-    uint64_t held = models_held(en);
-    uint64_t left = en->page_budget > held ? en->page_budget - held : 0;
-    uint64_t pool_left = (uint64_t)(pool_pages_max(p) - pool_pages_out(p)) * pool_page_bytes(p);
-    left = BC_MIN(left, pool_left);
-    if (need <= left)
-        return BC_OK;
-    return err_amount(e, BC_EBUDGET, "kv_memory", need, left,
-                      "the daemon's cache memory is taken: %llu bytes are needed, %llu are left",
-                      (unsigned long long)need, (unsigned long long)left);
+    return a > b ? a - b : 0;
 }
 
-/* Gives back the pages that live rows no longer fill, of all sessions that have no rows in this
- * pass and no prompt that was promised its pages. */
-static void compact_idle(struct engine *en)
+/* Bytes that s could take now: of the daemon's, of its user's, of its pool's. */
+static uint64_t bytes_left(const struct engine *en, const struct session *s)
+{
+    uint64_t left = over_zero(share_kv(en), models_held(en)), uid = share_uid(en);
+    if (uid != UINT64_MAX)
+        left = BC_MIN(left, over_zero(uid, share_uid_held(s->turns)));
+    uint64_t pool = pool_pages_max(s->pool) - pool_pages_out(s->pool);
+    return BC_MIN(left, pool * pool_page_bytes(s->pool));
+}
+
+/* A prompt that was promised its pages. */
+static bool promised(const struct session *s)
+{
+    return s->req != NULL && s->req->phase == REQUEST_PREFILL &&
+           evict_params(s->ev)->trigger == EVICT_ON_PREFILL_END;
+}
+
+/* Rung a: gives back the pages that live rows, and those of this pass, do not fill. */
+static void relieve_now(struct engine *en)
 {
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         struct session *s = en->list[i];
-        bool promised = s->req != NULL && s->req->phase == REQUEST_PREFILL &&
-                        evict_params(s->ev)->trigger == EVICT_ON_PREFILL_END;
-        if (s->pick_n == 0 && !promised && !s->prune.active && !s->scoring.active &&
-            s->lodging.transfer == NULL)
-            seqcache_compact(s->cache);
+        if (!promised(s) && !s->prune.active && !s->scoring.active && s->lodging.transfer == NULL)
+            seqcache_compact_room(s->cache, s->pick_n);
     }
 }
 
-int pressure_fits(struct engine *en, const struct session *s, uint64_t rows, struct err *e)
+static bool fits(struct engine *en, const struct session *s, uint64_t need)
 {
-    int rc = bytes_fit(en, s->pool, bytes_needed(s, rows), e);
-    if (rc == BC_OK)
-        return rc;
-    compact_idle(en);
-    return bytes_fit(en, s->pool, bytes_needed(s, rows), e);
+    if (need <= bytes_left(en, s))
+        return true;
+    relieve_now(en);
+    return need <= bytes_left(en, s);
 }
 
-int pressure_pages(struct engine *en, const struct pool *p, uint32_t pages, struct err *e)
+bool pressure_fits(struct engine *en, const struct session *s, uint32_t rows)
 {
-    uint64_t need = (uint64_t)pages * pool_page_bytes(p);
-    int rc = bytes_fit(en, p, need, e);
-    if (rc == BC_OK)
-        return rc;
-    compact_idle(en);
-    return bytes_fit(en, p, need, e);
+    return fits(en, s, bytes_needed(s, rows));
+}
+
+static int no_memory(const struct engine *en, const struct session *s, uint64_t need,
+                     uint64_t available, struct err *e)
+{
+    uint64_t page = pool_page_bytes(s->pool);
+    bool user = share_uid(en) < share_kv(en);
+    return err_amount(e, BC_EBUDGET, user ? "uid_share" : "kv_memory", need,
+                      available - available % page,
+                      "the cache memory of %s is taken: %llu bytes are needed, %llu are left",
+                      user ? "this user" : "the daemon", (unsigned long long)need,
+                      (unsigned long long)(available - available % page));
+}
+
+/* Rows that a session must be able to hold so that it can go on for ever: what is never evicted,
+ * and one that comes. */
+static uint64_t rows_least(const struct evict_params *p)
+{
+    uint64_t frozen = p->frozen == EVICT_FROZEN_AUTO ? 0 : p->frozen;
+    return frozen + BC_MAX((uint64_t)p->recent, (uint64_t)p->min_gap + 1) + 1;
+}
+
+int pressure_admits(struct engine *en, const struct session *s, const struct evict_params *p,
+                    uint32_t rows, struct err *e)
+{
+    bool whole = p->trigger == EVICT_ON_PREFILL_END || !evict_policy_prunes(p->policy);
+    uint64_t held = seqcache_bytes_held(s->cache), count = seqcache_count(s->cache);
+    uint64_t least = whole ? rows : BC_MIN((uint64_t)rows, over_zero(rows_least(p), count));
+    uint64_t need = bytes_needed(s, least), reach = share_reach(en, s);
+    if (need == 0 || held + need <= reach || fits(en, s, need))
+        return BC_OK;
+    return no_memory(en, s, need, over_zero(reach, held), e);
+}
+
+/* ---- rung c: who must forget ---- */
+
+static uint32_t rows_protected(const struct session *s)
+{
+    return (uint32_t)(rows_least(evict_params(s->ev)) - 1);
+}
+
+enum giving { GIVES_NOT, GIVES_SOON, GIVES_NOW };
+
+/* Soon: what keeps it from being pruned ends by itself. */
+static enum giving may_forget(const struct engine *en, const struct session *s)
+{
+    if (!evict_policy_prunes(evict_params(s->ev)->policy)) /* it can leave when it is idle */
+        return share_turns(en) && s->req != NULL && !sess_parked(s) ? GIVES_SOON : GIVES_NOT;
+    if (s->prune.active || s->lodging.transfer != NULL || clock_us() < s->deaf_us)
+        return GIVES_SOON;
+    if (s->scoring.active || promised(s))
+        return sess_parked(s) ? GIVES_NOT : GIVES_SOON;
+    return GIVES_NOW;
+}
+
+/* Whether others can have a page of s, and what it is pruned to then: at least half of its overshoot
+ * goes, nothing below its share. */
+static enum giving victim_gives(const struct engine *en, const struct session *s, uint64_t need,
+                                uint32_t *ret_keep)
+{
+    uint64_t page = pool_page_bytes(s->pool), over = share_overshoot(en, s, 0) / page;
+    uint64_t held = seqcache_bytes_held(s->cache) / page;
+    uint64_t give = BC_MIN(over, BC_MAX((need + page - 1) / page, (over + 1) / 2));
+    uint64_t keep = BC_MAX((held - give) * KN_PAGE_ROWS, (uint64_t)rows_protected(s));
+    if (!evict_policy_prunes(evict_params(s->ev)->policy))
+        return may_forget(en, s);
+    if (give == 0 || (keep + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS >= held)
+        return GIVES_NOT;
+    if (keep >= seqcache_count(s->cache)) /* its free slots are for rows of this pass */
+        return s->pick_n > 0 ? GIVES_SOON : GIVES_NOT;
+    *ret_keep = (uint32_t)keep;
+    return may_forget(en, s);
+}
+
+/* What a session is pruned to that gets no more pages: as if those it has were its budget. 0: it
+ * cannot. */
+static uint32_t keep_of_itself(const struct engine *en, const struct session *s)
+{
+    const struct evict_params *p = evict_params(s->ev);
+    uint64_t count = seqcache_count(s->cache);
+    uint64_t keep = p->budget > 0 ? count * p->keep / p->budget : count - count / 4;
+    keep = BC_MAX(keep, (uint64_t)rows_protected(s));
+    return keep < count && may_forget(en, s) == GIVES_NOW ? (uint32_t)keep : 0;
+}
+
+/* Whether a must forget before b. */
+static bool pays_before(const struct session *a, uint64_t over_a, const struct session *b,
+                        uint64_t over_b)
+{
+    if (over_a != over_b)
+        return over_a > over_b;
+    if (a->priority != b->priority)
+        return a->priority < b->priority;
+    if (a->last_use_us != b->last_use_us)
+        return a->last_use_us < b->last_use_us;
+    return a->id < b->id;
+}
+
+/* Whether somebody forgets or leaves already. */
+static bool pressed(const struct engine *en, const struct uid_turn *scope)
+{
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        const struct session *s = en->list[i];
+        bool forgets = s->prune.active && s->prune.reason == PRUNE_PRESSURE;
+        if ((scope == NULL || s->turns == scope) && (forgets || s->lodging.place == PLACE_LEAVING))
+            return true;
+    }
+    return false;
+}
+
+/* Who would pay, so far. */
+struct payer {
+    struct session *s;
+    uint64_t over;
+    uint32_t keep; /* 0: it cannot forget */
+};
+
+static void payer_weigh(struct payer *best, struct session *s, uint64_t over, uint32_t keep)
+{
+    if (best->s == NULL || pays_before(s, over, best->s, best->over))
+        *best = (struct payer){s, over, keep};
+}
+
+/* Starts the prune of whoever must forget for `need` bytes more, of all sessions or of one user's.
+ * asker NULL: a limit has shrunk. False: nobody can give. True: wait, and ask again. */
+static bool relieve(struct engine *en, struct session *asker, uint64_t need,
+                    const struct uid_turn *scope)
+{
+    struct payer now = {NULL, 0, 0}, soon = {NULL, 0, 0};
+    if (pressed(en, scope))
+        return true; /* one after the other: what it frees may be enough */
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        if (scope != NULL && s->turns != scope)
+            continue;
+        uint64_t over = share_overshoot(en, s, s == asker ? need : 0);
+        uint32_t keep = 0;
+        if (over == 0)
+            continue;
+        if (s == asker) {
+            payer_weigh(&now, s, over, keep_of_itself(en, s));
+            continue;
+        }
+        enum giving gives = victim_gives(en, s, need, &keep);
+        if (gives == GIVES_NOW)
+            payer_weigh(&now, s, over, keep);
+        else if (gives == GIVES_SOON)
+            payer_weigh(&soon, s, over, 0);
+    }
+    bool mine = now.s == NULL || now.s == asker; /* nobody else can give now ... */
+    if (mine && soon.s != NULL &&
+        (now.s == NULL || pays_before(soon.s, soon.over, now.s, now.over))) {
+        en->wait_memory = true; /* ... but somebody will */
+        return true;
+    }
+    if (now.keep == 0) /* nobody, or the asker's is the largest and it cannot forget */
+        return false;
+    prune_start(en, now.s, PRUNE_PRESSURE, now.keep);
+    now.s->prune.self = now.s == asker;
+    en->worked = true;
+    return true;
+}
+
+/* Whose memory is short when s cannot have `need`: its user's, or everybody's (NULL). */
+static const struct uid_turn *short_of(const struct engine *en, const struct session *s,
+                                       uint64_t need)
+{
+    uint64_t uid = share_uid(en);
+    return uid != UINT64_MAX && need > over_zero(uid, share_uid_held(s->turns)) ? s->turns : NULL;
+}
+
+/* Rungs b and c. What leaves for a tier comes back whole, so that goes first. */
+static bool ladder(struct engine *en, struct session *asker, uint64_t need,
+                   const struct uid_turn *scope, uint64_t missing)
+{
+    return tier_relieve(en, asker, scope, missing) || relieve(en, asker, need, scope);
+}
+
+int pressure_pages(struct engine *en, struct session *s, uint32_t pages, struct err *e)
+{
+    uint64_t need = (uint64_t)pages * pool_page_bytes(s->pool);
+    return fits(en, s, need) ? BC_OK : no_memory(en, s, need, bytes_left(en, s), e);
+}
+
+bool pressure_waits(struct engine *en, struct session *s, const struct err *e)
+{
+    return e->code == BC_EBUDGET && e->needed > e->available &&
+           ladder(en, s, e->needed, short_of(en, s, e->needed), e->needed - e->available);
 }
 
 bool pressure_passes(struct engine *en, const struct session *s, const struct err *e)
 {
-    return e->code == BC_EBUDGET && strcmp(e->field, "kv_memory") == 0 &&
-           tier_relieve(en, s, e->needed - BC_MIN(e->needed, e->available));
+    bool user = strcmp(e->field, "uid_share") == 0;
+    return e->code == BC_EBUDGET && (user || strcmp(e->field, "kv_memory") == 0) &&
+           tier_relieve(en, s, user ? s->turns : NULL, over_zero(e->needed, e->available));
 }
 
 /* ---- the gate ---- */
@@ -101,6 +300,21 @@ static void gate_budget(struct engine *en, struct batch_entry *b)
     end_budget(en, b, &e);
 }
 
+/* The most rows, up to n, that s can have now: those of its free slots and of the pages left. */
+static uint32_t rows_to_be_had(const struct engine *en, const struct session *s, uint32_t n)
+{
+    uint64_t pages = bytes_left(en, s) / pool_page_bytes(s->pool);
+    return (uint32_t)BC_MIN((uint64_t)n, seqcache_rows_free(s->cache) + pages * KN_PAGE_ROWS);
+}
+
+/* A session that never prunes keeps what it takes: past its share only what nobody is promised. */
+static bool may_keep(const struct engine *en, const struct session *s, uint64_t need)
+{
+    return share_turns(en) || evict_policy_prunes(evict_params(s->ev)->policy) ||
+           share_overshoot(en, s, need) == 0 ||
+           seqcache_bytes_held(s->cache) + need <= share_reach(en, s);
+}
+
 /* Step 3: pages for the rows. */
 static void gate_pages(struct engine *en, struct batch_entry *b)
 {
@@ -108,23 +322,65 @@ static void gate_pages(struct engine *en, struct batch_entry *b)
     struct err e = {0};
     b->n = BC_MIN(b->n, budget_room(evict_params(s->ev), seqcache_count(s->cache)));
     bc_assert(b->n > 0);
-    int rc = pressure_fits(en, s, b->n, &e);
-    if (rc < 0 && pressure_passes(en, s, &e)) {
-        b->n = 0; /* pages will be free in a few steps: it waits for them */
+    uint32_t rows = promised(s) ? s->req->n - s->req->done : b->n;
+    uint64_t need = bytes_needed(s, rows);
+    if (need > 0 && !may_keep(en, s, need)) {
+        no_memory(en, s, need, over_zero(share_reach(en, s), seqcache_bytes_held(s->cache)), &e);
+        end_budget(en, b, &e);
         return;
     }
-    if (rc == BC_OK)
-        rc = seqcache_reserve(s->cache, b->n, &e);
-    if (rc < 0)
+    if (!fits(en, s, need)) {
+        uint32_t some = promised(s) ? 0 : rows_to_be_had(en, s, b->n);
+        if (some == 0 &&
+            ladder(en, s, need, short_of(en, s, need), over_zero(need, bytes_left(en, s)))) {
+            b->n = 0; /* somebody forgets or leaves: it will be asked again */
+            return;
+        }
+        if (some == 0) {
+            no_memory(en, s, need, bytes_left(en, s), &e);
+            end_budget(en, b, &e);
+            return;
+        }
+        rows = b->n = some;
+    }
+    if (seqcache_reserve(s->cache, rows, &e) < 0)
         end_budget(en, b, &e);
+}
+
+/* A limit that was lowered while running: what is above it goes, in the same order. */
+static void shrink(struct engine *en)
+{
+    uint64_t held = models_held(en), kv = share_kv(en), uid = share_uid(en);
+    if (held > kv) {
+        relieve_now(en);
+        held = models_held(en);
+        if (held > kv && !ladder(en, NULL, held - kv, NULL, held - kv) && !en->shrink_told) {
+            en->shrink_told = true;
+            log_warn("engine.pressure",
+                     "sessions that never prune hold %llu bytes of caches, %llu above kv_memory",
+                     (unsigned long long)held, (unsigned long long)(held - kv));
+        }
+    }
+    for (uint32_t i = 0; uid != UINT64_MAX && i < en->n_sessions; i++) {
+        const struct uid_turn *u = en->list[i]->turns;
+        if (share_uid_held(u) <= uid)
+            continue;
+        relieve_now(en);
+        if (share_uid_held(u) > uid)
+            ladder(en, NULL, share_uid_held(u) - uid, u, share_uid_held(u) - uid);
+    }
+    en->page_budget = BC_MAX(en->kv_memory, BC_MIN(en->page_budget, models_held(en)));
 }
 
 void pressure_reserve(struct engine *en)
 {
     en->score_rows_left = en->opt.score_rows;
+    en->wait_memory = false;
+    shrink(en);
     for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))
         for (uint32_t i = 0; i < m->batch.n_entries; i++)
-            gate_budget(en, &m->batch.entries[i]);
+            if (!m->batch.entries[i].s->prune.active)
+                gate_budget(en, &m->batch.entries[i]);
     prunes_run(en);
     for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))
         for (uint32_t i = 0; i < m->batch.n_entries; i++) {

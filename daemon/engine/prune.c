@@ -13,6 +13,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#define DEAF_US                                                                                    \
+    1000000u /* a session whose prune for others failed is not asked again for so long */
+
 void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
                  uint32_t keep)
 {
@@ -70,10 +73,11 @@ static void prune_done(struct engine *en, struct session *s, const struct evict_
 {
     struct prune job = s->prune;
     uint32_t dropped = rec->tokens_before - rec->tokens_after;
-    if (job.reason != PRUNE_BUDGET) /* no refill is near: give whole pages back */
+    if (job.reason != PRUNE_BUDGET && !job.self) /* no refill is near: give whole pages back */
         seqcache_compact(s->cache);
     if (job.reason == PRUNE_SHRUNK)
         s->budget_bytes = job.budget_after;
+    share_update(en);
     s->prunes++;
     s->dropped += dropped;
     s->prune_micros += rec->micros;
@@ -99,8 +103,11 @@ static void prune_failed(struct engine *en, struct session *s, const struct err 
     }
     struct command who = prune_asker(s);
     prune_abort(s);
+    share_update(en);
     if (job.reply)
         report_error(en, &who, e);
+    else if (job.reason == PRUNE_PRESSURE && !job.self)
+        s->deaf_us = clock_us() + DEAF_US; /* it was for others: nothing happens to this one */
     else if (s->req != NULL)
         request_end(en, s, END_ERROR, e);
     if (e->code == BC_EDEVICE)

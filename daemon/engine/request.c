@@ -56,11 +56,10 @@ static int take_memory(struct engine *en, struct session *s, const struct evict_
 {
     bool whole = p->trigger == EVICT_ON_PREFILL_END || !evict_policy_prunes(p->policy);
     int rc = whole ? check_whole(s, p, n, e) : BC_OK;
-    uint32_t rows = whole ? n : BC_MIN(n, budget_room(p, seqcache_count(s->cache)));
     if (rc == BC_OK)
-        rc = pressure_fits(en, s, rows, e);
-    if (rc == BC_OK && p->trigger == EVICT_ON_PREFILL_END)
-        rc = seqcache_reserve(s->cache, n, e);
+        rc = pressure_admits(en, s, p, n, e);
+    if (rc == BC_OK && p->trigger == EVICT_ON_PREFILL_END && pressure_fits(en, s, n))
+        rc = seqcache_reserve(s->cache, n, e); /* else when others have given what it takes */
     return rc;
 }
 
@@ -216,8 +215,9 @@ void request_end(struct engine *en, struct session *s, enum record_end_reason re
 {
     struct request *q = s->req;
     bc_assert(q != NULL);
-    if (s->prune.active && !s->prune.reply) /* it was pruned for what will not come any more */
-        prune_abort(s);
+    bool for_others = s->prune.reason == PRUNE_PRESSURE && !s->prune.self;
+    if (s->prune.active && !s->prune.reply && !for_others)
+        prune_abort(s); /* it was pruned for what will not come any more */
     if (q->kind == REQUEST_SCORES)
         scores_abort(s);
     if (q->kind == REQUEST_GENERATE) {

@@ -134,7 +134,7 @@ static int open_cache(struct engine *en, struct session *s, const struct command
     if (rc < 0)
         return rc;
     size_t page = pool_page_bytes(s->pool);
-    uint64_t most = (uint64_t)pool_pages_max(s->pool) * page;
+    uint64_t most = share_kv(en) - share_kv(en) % page;
     rc = evict_resolve(&s->ask, page, BC_MIN(en->opt.session_budget, most), &p, e);
     if (rc < 0)
         return rc;
@@ -189,6 +189,9 @@ static void table_add(struct engine *en, struct session *s)
     s->at = en->n_sessions;
     en->list[en->n_sessions++] = s;
     s->m->sessions++;
+    en->weights += s->weight;
+    s->turns->weights += s->weight;
+    share_update(en);
     pthread_mutex_lock(&en->lock);
     s->face = (struct session_face){.conn = s->conn, .chat = CHAT_FRESH, .fresh = true};
     en->slots[s->id & (en->n_slots - 1)] = s;
@@ -216,6 +219,7 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
     s->conn = c->conn;
     s->uid = c->uid;
     s->priority = c->u.open.priority;
+    s->weight = c->u.open.weight != 0 ? c->u.open.weight : 1;
     s->m = m;
     s->last_use_us = clock_us();
     snprintf(s->name, sizeof s->name, "%s", c->u.open.name != NULL ? c->u.open.name : "");
@@ -229,6 +233,13 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
         rc = err_set(e, BC_EINVALID, "priority", "priority %d: must be -100 to 100", s->priority);
         goto fail;
     }
+    if (s->weight > ENGINE_WEIGHT_MAX) {
+        rc = err_set(e, BC_EINVALID, "weight", "weight %u: must be 1 to %u", s->weight,
+                     ENGINE_WEIGHT_MAX);
+        goto fail;
+    }
+    if ((rc = share_admit(en, s, e)) < 0)
+        goto fail;
     s->recent = calloc(SAMPLER_REPEAT_MAX, sizeof *s->recent);
     s->port = port_share(c->u.open.port);
     if (s->recent == NULL || s->port == NULL) {
@@ -256,6 +267,9 @@ void sess_close(struct engine *en, struct session **ps)
     en->list[s->at] = last;
     last->at = s->at;
     s->m->sessions--;
+    en->weights -= s->weight;
+    s->turns->weights -= s->weight;
+    share_update(en);
     s->m->last_use_us = clock_us();
     sess_free(en, ps);
 }
@@ -317,6 +331,7 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
     *r = (struct report_session){
         .id = s->id,
         .budget_bytes = s->budget_bytes,
+        .guaranteed = share_guaranteed(en, s),
         .page_bytes = pool_page_bytes(s->pool),
         .row_bytes = pool_row_bytes(s->pool),
         .live = seqcache_bytes_live(s->cache),

@@ -255,12 +255,13 @@ void tier_starve(struct engine *en, struct command **pc)
     commands_add(&en->tier.starved_tail, pc);
 }
 
-static struct session *idle_oldest(struct engine *en, const struct session *but)
+static struct session *idle_oldest(struct engine *en, const struct session *but,
+                                   const struct uid_turn *scope)
 {
     struct session *oldest = NULL;
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         struct session *s = en->list[i];
-        if (s != but && is_idle(en, s) &&
+        if (s != but && (scope == NULL || s->turns == scope) && is_idle(en, s) &&
             (oldest == NULL || s->priority < oldest->priority ||
              (s->priority == oldest->priority && s->last_use_us < oldest->last_use_us)))
             oldest = s;
@@ -268,15 +269,17 @@ static struct session *idle_oldest(struct engine *en, const struct session *but)
     return oldest;
 }
 
-bool tier_relieve(struct engine *en, const struct session *s, uint64_t bytes)
+bool tier_relieve(struct engine *en, const struct session *s, const struct uid_turn *scope,
+                  uint64_t bytes)
 {
     uint64_t coming = 0;
     struct err e;
     for (uint32_t i = 0; i < en->n_sessions; i++)
-        if (en->list[i]->lodging.place == PLACE_LEAVING)
+        if (en->list[i]->lodging.place == PLACE_LEAVING &&
+            (scope == NULL || en->list[i]->turns == scope))
             coming += seqcache_bytes_held(en->list[i]->cache);
     while (coming < bytes && clock_us() >= en->tier.retry_us) {
-        struct session *idle = idle_oldest(en, s);
+        struct session *idle = idle_oldest(en, s, scope);
         if (idle == NULL || spill_start(en, idle, &e) < 0)
             break;
         coming += seqcache_bytes_held(idle->cache);

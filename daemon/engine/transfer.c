@@ -187,9 +187,9 @@ int transfer_fits(struct engine *en, struct transfer *t, struct err *e)
 static int in_room(struct engine *en, struct transfer *t, struct err *e)
 {
     struct session *s = t->s;
-    int rc = pressure_pages(en, s->pool, spill_pages(t->sp), e);
+    int rc = pressure_pages(en, s, spill_pages(t->sp), e);
     if (rc < 0)
-        return pressure_passes(en, s, e) ? BC_OK : rc;
+        return pressure_waits(en, s, e) ? BC_OK : rc;
     if ((rc = spill_place(t->sp, s->cache, e)) < 0)
         return rc;
     t->phase = TRANSFER_BLOCKS;

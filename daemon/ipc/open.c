@@ -146,6 +146,8 @@ static int open_numbers_check(const Backcast__OpenSession *m, struct err *e)
         return rc;
     if (m->priority < -100 || m->priority > 100)
         return err_set(e, BC_EINVALID, "priority", "priority %d is not in -100..100", m->priority);
+    if (m->has_weight && (rc = field_range("weight", m->weight, 1, ENGINE_WEIGHT_MAX, e)) < 0)
+        return rc;
     return BC_OK;
 }
 
@@ -233,6 +235,7 @@ int dispatch_open(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struc
     open_evict(&cmd->u.open.evict, m, d);
     snprintf(cmd->u.open.client, sizeof cmd->u.open.client, "%.63s", c->client);
     cmd->u.open.priority = m->priority;
+    cmd->u.open.weight = m->weight;
     cmd->u.open.port = st->port;
     if ((rc = request_post(c, &cmd, FRAME_OPEN_SESSION, 0, st, e)) < 0)
         goto fail;

@@ -135,6 +135,7 @@ static void entry_fill(struct stat_entry *t, const struct report_session *i)
                              .bytes_held = i->held,
                              .bytes_shared = i->shared,
                              .bytes_other = i->other,
+                             .bytes_guaranteed = i->guaranteed,
                              .budget_bytes = i->budget_bytes,
                              .prunes = i->prunes,
                              .tokens_dropped = i->dropped,

@@ -91,8 +91,7 @@ static void stream_clear(struct eh_stream *s)
     free(s->prunes);
     free(s->scores);
     free(s->logprobs);
-    uint64_t id = s->session;
-    *s = (struct eh_stream){.session = id};
+    *s = (struct eh_stream){.session = s->session, .conn = s->conn, .uid = s->uid};
     s->text = calloc(1, 1);
 }
 
@@ -133,6 +132,11 @@ struct command *eh_command(struct eh *h, enum command_type type, uint64_t sessio
     assert_non_null(c);
     c->uid = EH_UID;
     c->session = session;
+    for (uint32_t i = 0; session != 0 && i < h->n_streams; i++)
+        if (h->streams[i]->session == session) {
+            c->uid = h->streams[i]->uid;
+            c->conn = h->streams[i]->conn;
+        }
     return c;
 }
 
@@ -171,6 +175,8 @@ static struct session_port *stream_await(struct eh *h, const struct command *c)
     assert_true(port != NULL && s != NULL);
     stream_clear(s);
     s->end.request_id = c->request_id;
+    s->conn = c->conn;
+    s->uid = c->uid;
     h->ports = grown(h->ports, h->n_streams, sizeof *h->ports);
     h->streams = grown(h->streams, h->n_streams, sizeof *h->streams);
     h->ports[h->n_streams] = port;
@@ -228,6 +234,7 @@ uint32_t eh_post_open(struct eh *h, const struct eh_ask *a)
     c->u.open.name = keep_string(&at, a->name);
     c->u.open.chat_template = keep_string(&at, a->chat_template);
     c->u.open.priority = a->priority;
+    c->u.open.weight = a->weight;
     snprintf(c->u.open.client, sizeof c->u.open.client, "harness");
     c->u.open.port = stream_await(h, c);
     return eh_post(h, c);

@@ -25,7 +25,8 @@ struct eh_prune {
 };
 /* Everything that came on a session's stream since it was opened, or since eh_forget. */
 struct eh_stream {
-    uint64_t session;
+    uint64_t session, conn; /* as it was opened: eh_command speaks for it */
+    uint32_t uid;
     int32_t *ids;
     uint64_t *streams; /* stream index of each id */
     uint32_t n_ids;
@@ -80,6 +81,7 @@ struct eh_ask {
     uint64_t conn;       /* 0: EH_CONN */
     uint32_t uid;        /* 0: EH_UID */
     int32_t priority;
+    uint32_t weight;
     bool recent_zero;
 };
 uint32_t eh_post(struct eh *h, struct command *c); /* fills request_id and returns it */

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -147,11 +149,62 @@ static void a_crowd_leaves_nothing_behind(void **state)
     dh_stop(&d); /* the daemon asserts on its way out that every charge is back */
 }
 
+/* ---- SIGHUP */
+
+struct held_wait {
+    backcast *c;
+    uint64_t at_most;
+    struct backcast_stats st;
+};
+
+static bool held_at_most(void *arg)
+{
+    struct held_wait *w = arg;
+    return backcast_stats(w->c, &w->st) == 0 && w->st.kv_held <= w->at_most;
+}
+
+static void conf_write(int fd, const char *text)
+{
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, text, strlen(text), 0), (ssize_t)strlen(text));
+}
+
+static void a_users_share_shrinks_on_sighup_and_prunes_at_once(void **state)
+{
+    (void)state;
+    char conf[] = "/tmp/backcast-conf-XXXXXX", arg[64];
+    int fd = mkstemp(conf);
+    assert_true(fd >= 0);
+    conf_write(fd, "[memory]\nuid_share = 50%\n");
+    snprintf(arg, sizeof arg, "--config=%s", conf);
+    const char *const args[] = {arg, NULL};
+    struct dh *d = dh_start("tiny-llama.gguf", args);
+    backcast *c = connected(d);
+    filled(c, 500, 400);
+    filled(c, 500, 300);
+    struct held_wait w = {.c = c, .at_most = UINT64_MAX};
+    assert_true(held_at_most(&w));
+    uint64_t before = w.st.kv_held;
+    assert_true(before > 400000 && w.st.sessions[0].prunes + w.st.sessions[1].prunes == 0);
+    conf_write(fd, "[memory]\nuid_share = 300000\n");
+    assert_int_equal(kill(d->pid, SIGHUP), 0);
+    w.at_most = 300000;
+    assert_int_equal(dh_until(held_at_most, &w, 10000), 1);
+    sums_are_right(&w.st);
+    assert_true(w.st.sessions[0].prunes + w.st.sessions[1].prunes > 0);
+    assert_true(w.st.sessions[0].bytes_guaranteed <= 150000);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+    close(fd);
+    unlink(conf);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(request_and_page_tell_the_same),
         cmocka_unit_test(a_crowd_leaves_nothing_behind),
+        cmocka_unit_test(a_users_share_shrinks_on_sighup_and_prunes_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

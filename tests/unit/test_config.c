@@ -163,6 +163,8 @@ static void mistakes_in_a_file_name_the_line(void **state)
     bad_file("[limits]\nsessions = 5 5\n", BC_EINVALID, ":2:", "5 5");
     bad_file("[limits]\nsessions = 99999999999999999999\n", BC_EINVALID, ":2:", "sessions");
     bad_file("[memory]\nkv_memory = 120%\n", BC_EINVALID, ":2:", "120%");
+    bad_file("[memory]\nuid_share = 101%\n", BC_EINVALID, ":2:", "101%");
+    bad_file("[memory]\nuid_share = 5\n", BC_EINVALID, ":2:", "65536");
     bad_file("[memory]\nkv_memory = 5 parsecs\n", BC_EINVALID, ":2:", "parsecs");
     bad_file("[memory]\nkv_memory = 0x10MiB\n", BC_EINVALID, ":2:", "0x10");
     bad_file("[memory]\nkv_memory = inf\n", BC_EINVALID, ":2:", "inf");

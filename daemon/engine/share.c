@@ -1,0 +1,133 @@
+/* share.c: what each session may count on, and what it could come to hold.
+ *
+ *   kv_memory | refresh | guaranteed A | guaranteed B | guaranteed C |      budgets may add up to more
+ *                       |##held########|##held###.....|##held#######|##    .: B's, though C uses it
+ *                                                                     '-- C's overshoot: what others
+ *                                                                         may make it forget
+ *
+ * Guaranteed share = min(budget, kv_memory x weight / weights of all open sessions, and the same of
+ * its user's share), in whole pages. Below it a session is never pruned or refused for anybody's
+ * sake. A session that never prunes may grow past its share only into what others are not
+ * guaranteed, because it could not be made to give it back - unless there are tiers: then it leaves
+ * when it is idle, sessions take turns, and a share may be less than a page. The scratch of the
+ * largest refresh is set aside: a prune under pressure must not fail for want of memory.
+ */
+#include "core.h"
+
+#define SHARE_PERCENT_MAX 100.0
+
+/* ---- limits ---- */
+
+uint64_t share_kv(const struct engine *en)
+{
+    return en->kv_memory - BC_MIN(en->kv_memory, en->refresh_max);
+}
+
+uint64_t share_uid(const struct engine *en)
+{
+    double percent = en->limits.uid_percent;
+    if (percent > 0 && percent < SHARE_PERCENT_MAX)
+        return (uint64_t)((double)share_kv(en) * percent / 100);
+    return en->limits.uid_bytes > 0 ? en->limits.uid_bytes : UINT64_MAX;
+}
+
+uint64_t share_uid_held(const struct uid_turn *u)
+{
+    return ledger_all(u->owner, LEDGER_kv) + ledger_all(u->owner, LEDGER_shared);
+}
+
+static uint64_t run_bytes(const struct session *s)
+{
+    const struct evict_params *p = evict_params(s->ev);
+    return evict_run_bytes(p, BC_MAX(p->budget, seqcache_count(s->cache)));
+}
+
+void share_update(struct engine *en)
+{
+    en->refresh_max = 0;
+    for (uint32_t i = 0; i < en->n_sessions; i++)
+        en->refresh_max = BC_MAX(en->refresh_max, run_bytes(en->list[i]));
+}
+
+/* ---- shares ---- */
+
+static uint64_t share_in(const struct engine *en, const struct session *s, uint64_t weights,
+                         uint64_t uid_weights)
+{
+    uint64_t g = share_kv(en) / weights * s->weight, uid = share_uid(en);
+    if (uid != UINT64_MAX)
+        g = BC_MIN(g, uid / uid_weights * s->weight);
+    if (s->budget_bytes > 0)
+        g = BC_MIN(g, s->budget_bytes);
+    return g - g % pool_page_bytes(s->pool);
+}
+
+uint64_t share_guaranteed(const struct engine *en, const struct session *s)
+{
+    uint64_t g = share_in(en, s, en->weights, s->turns->weights);
+    return BC_MAX(g, (uint64_t)pool_page_bytes(s->pool));
+}
+
+bool share_turns(const struct engine *en)
+{
+    return en->opt.host_tier > 0 || en->opt.disk_tier > 0;
+}
+
+/* With one more session of this weight, everybody must still be guaranteed a page. */
+int share_admit(struct engine *en, const struct session *newcomer, struct err *e)
+{
+    uint64_t weights = en->weights + newcomer->weight;
+    uint64_t mine = newcomer->turns->weights + newcomer->weight;
+    uint64_t before = en->refresh_max;
+    int rc = BC_OK;
+    if (share_turns(en))
+        return BC_OK;
+    en->refresh_max = BC_MAX(before, run_bytes(newcomer));
+    for (uint32_t i = 0; i <= en->n_sessions && rc == BC_OK; i++) {
+        const struct session *s = i < en->n_sessions ? en->list[i] : newcomer;
+        uint64_t page = pool_page_bytes(s->pool);
+        uint64_t w = s->turns == newcomer->turns ? mine : s->turns->weights;
+        if (share_in(en, s, weights, w) < page)
+            rc = err_amount(e, BC_EBUDGET, "kv_memory", page, share_kv(en) / weights * s->weight,
+                            "with %u sessions open, one more would leave a session less than a "
+                            "page (%llu bytes) of the cache memory",
+                            en->n_sessions, (unsigned long long)page);
+    }
+    en->refresh_max = before;
+    return rc;
+}
+
+uint64_t share_overshoot(const struct engine *en, const struct session *s, uint64_t more)
+{
+    uint64_t held = seqcache_bytes_held(s->cache) + more, g = share_guaranteed(en, s);
+    return held > g ? held - g : 0;
+}
+
+/* What pressure cannot take from v; for a session that could not give it back, v's whole share. */
+static uint64_t floor_of(const struct engine *en, const struct session *v, bool reserve)
+{
+    uint64_t held = seqcache_bytes_held(v->cache), g = share_guaranteed(en, v);
+    uint64_t least = evict_policy_prunes(evict_params(v->ev)->policy) ? BC_MIN(held, g) : held;
+    return reserve ? BC_MAX(least, g) : least;
+}
+
+static uint64_t reach_in(const struct engine *en, const struct session *s, uint64_t limit,
+                         const struct uid_turn *scope)
+{
+    bool gives = evict_policy_prunes(evict_params(s->ev)->policy);
+    uint64_t taken = 0;
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        const struct session *v = en->list[i];
+        if (v != s && (scope == NULL || v->turns == scope))
+            taken += floor_of(en, v, !gives && !share_turns(en));
+    }
+    return limit > taken ? limit - taken : 0;
+}
+
+uint64_t share_reach(const struct engine *en, const struct session *s)
+{
+    uint64_t reach = reach_in(en, s, share_kv(en), NULL), uid = share_uid(en);
+    if (uid != UINT64_MAX)
+        reach = BC_MIN(reach, reach_in(en, s, uid, s->turns));
+    return reach;
+}
