@@ -148,6 +148,8 @@ int model_open(struct model **ret, struct kn *kn, const struct gguf *g,
     m->info.max_rows = max_rows;
     m->info.max_out = max_out;
     rc = weights_load(&m->w, kn, g, arch, &m->hp, &bar, e);
+    if (gguf_intact(g, NULL) != BC_OK)
+        rc = gguf_intact(g, e); /* the true reason, whatever failed first */
     if (rc)
         goto fail;
     info_fill(m, g);

@@ -11,6 +11,7 @@
  * a hash, so that no file can make look-ups slow; the same order finds duplicates.
  */
 #include "gguf_internal.h"
+#include "fault.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -513,18 +514,32 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e)
     if (rc != BC_OK)
         return rc;
     struct gguf *g = NULL;
+    int fault = fault_watch(map, len);
     rc = gguf_parse(&g, map, len, e);
     if (rc != BC_OK) {
+        fault_unwatch(fault);
         munmap(map, len);
         return rc;
     }
     g->map = map;
+    g->fault = fault;
     g->path = strdup(path);
-    if (g->path == NULL) {
+    rc = g->path == NULL ? err_nomem(e, strlen(path) + 1) : gguf_intact(g, e);
+    if (rc != BC_OK) {
         gguf_close(&g);
-        return err_nomem(e, strlen(path) + 1);
+        return rc;
     }
     *ret = g;
+    return BC_OK;
+}
+
+int gguf_intact(const struct gguf *g, struct err *e)
+{
+    MAGIC_OK(g, GGUF_MAGIC);
+    if (g->map != NULL && fault_seen(g->fault))
+        return err_set(e, BC_ECORRUPT, "path",
+                       "%s was truncated while it was read: it had %zu bytes", gguf_path(g),
+                       g->len);
     return BC_OK;
 }
 
@@ -541,8 +556,10 @@ void gguf_close(struct gguf **gp)
     free(g->tensors);
     free(g->tensor_order);
     free(g->path);
-    if (g->map != NULL)
+    if (g->map != NULL) {
+        fault_unwatch(g->fault);
         munmap(g->map, g->len);
+    }
     g->magic = 0;
     free(g);
     *gp = NULL;

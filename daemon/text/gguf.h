@@ -48,6 +48,9 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e);
 /* data must outlive the handle. */
 int gguf_parse(struct gguf **ret, const void *data, size_t len, struct err *e);
 void gguf_close(struct gguf **g);
+/* Whether the mapped file still was as long as when it was opened, for all that has been read of it so far: BC_ECORRUPT if somebody truncated
+ * it meanwhile (what was read there was zeros). Whoever has read tensors or keys asks at the end. BC_OK for gguf_parse. */
+int gguf_intact(const struct gguf *g, struct err *e);
 const char *gguf_path(const struct gguf *g); /* "" for gguf_parse */
 size_t gguf_file_bytes(const struct gguf *g);
 uint32_t gguf_version(const struct gguf *g);

@@ -24,6 +24,7 @@ struct gguf {
     const uint8_t *data; /* the file's bytes: ours to unmap if map is set */
     size_t len;
     void *map;
+    int fault;  /* fault_watch of map; -1: not watched */
     char *path; /* NULL for gguf_parse */
     uint32_t version;
     uint64_t identity;

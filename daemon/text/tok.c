@@ -421,6 +421,8 @@ int tok_open(struct tok **ret, const struct gguf *g, struct err *e)
         rc = specials_build(t, &t->all, false, e);
     if (rc == BC_OK)
         rc = specials_build(t, &t->user, true, e);
+    if (gguf_intact(g, NULL) != BC_OK)
+        rc = gguf_intact(g, e); /* the true reason, whatever failed first */
     if (rc != BC_OK) {
         tok_close(&t);
         return rc;
