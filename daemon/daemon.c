@@ -110,6 +110,7 @@ static void *loader_main(void *arg)
         .host_tier = c->memory_host_tier.bytes,
         .disk_tier = c->memory_disk_tier,
         .spill_after_us = c->memory_spill_after * 1000000,
+        .keep_alive_us = c->memory_keep_alive * 1000000,
         .state_dir = d->opt.state_dir[0] != '\0' ? d->opt.state_dir : NULL,
         .max_tokens_default = (uint32_t)c->session_max_tokens,
         .wake = server_wake,

@@ -380,8 +380,8 @@ static void run_limits(struct engine *en, struct command *c)
 
 static void model_fill(const struct model_ref *m, struct report_model *r)
 {
-    const struct model_info *mi = model_info(m->model);
-    *r = (struct report_model){.bytes_weights = mi->bytes_weights,
+    const struct model_info *mi = &m->info;
+    *r = (struct report_model){.bytes_weights = ledger_own(&m->owner, LEDGER_weights),
                                .bytes_scratch = ledger_own(&m->owner, LEDGER_scratch),
                                .bytes_text = ledger_own(&m->owner, LEDGER_text),
                                .context = mi->context_train,
@@ -405,7 +405,7 @@ static void run_stat(struct engine *en, struct command *c)
     for (uint32_t i = 0; i < en->n_sessions; i++)
         n += one != NULL ? en->list[i] == one : c->admin || en->list[i]->uid == c->uid;
     for (const struct model_ref *m = en->models; m != NULL; m = m->next)
-        n_models += m->state == MODEL_READY;
+        n_models += models_known(m);
     struct report *r = report_new(REP_STAT, n * sizeof(struct report_session) +
                                                 n_models * sizeof(struct report_model));
     struct report_session *rs = r->u.stat.sessions = (struct report_session *)(r + 1);
@@ -414,7 +414,7 @@ static void run_stat(struct engine *en, struct command *c)
         if (one != NULL ? en->list[i] == one : c->admin || en->list[i]->uid == c->uid)
             sess_info(en, en->list[i], rs++);
     for (const struct model_ref *m = en->models; m != NULL; m = m->next)
-        if (m->state == MODEL_READY)
+        if (models_known(m))
             model_fill(m, rm++);
     struct engine_counts counts;
     engine_counts(en, &counts);

@@ -38,16 +38,19 @@
 
 /* ---- models ---- */
 
-enum model_state { MODEL_LOADING, MODEL_READY, MODEL_FAILED };
+/* ASLEEP: its weights were freed because nobody used it; none of its sessions has a page. */
+enum model_state { MODEL_LOADING, MODEL_READY, MODEL_FAILED, MODEL_ASLEEP };
 struct model_ref {
     unsigned magic;
     struct model_ref *next;
     enum model_state state;
     struct engine *en;
     char name[96], chat_template[32];
-    char *path;    /* canonical, malloced */
-    struct kn *kn; /* of its own: a load runs beside other models' passes */
-    struct model *model;
+    char *path;             /* canonical, malloced */
+    struct kn *kn;          /* of its own: a load runs beside other models' passes */
+    struct model *model;    /* READY */
+    struct model_info info; /* from the first load on, the same for ever */
+    bool again;             /* it is being loaded after a sleep */
     struct tok *tok;
     struct chat *chat;                          /* the file's, or the configured one */
     struct chat *chat_by_name[MODEL_CHATS_MAX]; /* NULL: this vocabulary cannot */
@@ -256,6 +259,9 @@ void transfer_fail(struct transfer *t, int rc, const struct err *e);
 void transfer_give_up(struct engine *en, struct transfer *t);
 void transfers_run(struct engine *en);
 
+/* keep_alive.c */
+void keep_alive_run(struct engine *en, uint64_t now_us);
+
 /* tier.c */
 void tier_open(struct engine *en);
 void tier_close(struct engine *en); /* no session is left */
@@ -263,9 +269,13 @@ void tier_run(struct engine *en);   /* a step's share */
 void tier_refuse_all(struct engine *en, const struct err *e);
 void tier_close_session(struct engine *en, struct session *s);
 bool tier_here(const struct session *s); /* its cache may be used and changed now */
-/* A command that needs the cache of a session that is not here: it runs when the cache is back. */
+/* A command that needs the cache of a session that is not here, or weights that are not loaded: it
+ * runs when they are back. */
 void tier_wait(struct engine *en, struct session *s, struct command **c);
 void tier_waiting_run(struct engine *en, struct session *s);
+void tier_model_back(struct engine *en, struct model_ref *m);        /* or its load has failed */
+int tier_leave(struct engine *en, struct session *s, struct err *e); /* an idle one */
+bool tier_idle(struct engine *en, const struct session *s);
 void tier_waiting_refuse(struct engine *en, struct session *s, const struct err *e);
 /* Sends idle sessions other than s away (scope: of one user) until so many bytes of pages will be
  * free. False: there are not enough of them, or nowhere to go. */
@@ -300,6 +310,11 @@ int models_chat(struct model_ref *m, const char *name, struct chat **ret, struct
 int models_query_space(struct model_ref *m, struct err *e);
 /* Puts a command behind those that wait for m, which is being loaded. */
 void models_wait(struct model_ref *m, struct command **c);
+/* READY or ASLEEP: it has a vocabulary and pools, and may have sessions. */
+bool models_known(const struct model_ref *m);
+/* Loads the weights of one that is asleep, in the loader's thread. */
+void models_wake(struct engine *en, struct model_ref *m);
+void models_sleep(struct engine *en, struct model_ref *m); /* no page is out */
 /* What the numbers depend on beside weights and tokens: build, backend, instruction set. */
 uint64_t models_arithmetic(const struct model_ref *m);
 void models_take_loaded(struct engine *en);

@@ -364,7 +364,7 @@ void engine_counts(const struct engine *en, struct engine_counts *ret)
     for (const struct model_ref *m = en->models; m != NULL; m = m->next) {
         if (m->state != MODEL_READY)
             continue;
-        c.bytes_weights += model_info(m->model)->bytes_weights;
+        c.bytes_weights += m->info.bytes_weights;
         c.bytes_scratch += ledger_own(&m->owner, LEDGER_scratch);
     }
     *ret = c;

@@ -65,6 +65,7 @@ struct engine_options {
      * it is under host_tier, else to a file without a name. 0, 0: they stay. */
     uint64_t host_tier, disk_tier; /* bytes */
     uint64_t spill_after_us;       /* idle for so long; 0: only when pages are wanted */
+    uint64_t keep_alive_us;        /* a model unused for so long gives its weights back; 0: never */
     const char *state_dir;       /* saved sessions, the disk tier; NULL: nothing is kept on disk */
     const struct disk_io *io;    /* NULL: the system's */
     uint32_t max_rows;           /* rows of a pass: decodes first, the rest is prefill; 0: 512 */

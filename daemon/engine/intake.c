@@ -75,7 +75,7 @@ static int encode_chat(struct command *c, struct err *e)
  * megabytes of one letter, and the next user's prompt waits behind it. */
 static int check_length(const struct command *c, struct err *e)
 {
-    uint64_t context = model_info(c->own.m->model)->context_train;
+    uint64_t context = c->own.m->info.context_train;
     size_t piece = tok_bytes_max(c->own.m->tok);
     if (c->u.generate.kind == PROMPT_IDS || context == 0 || c->u.generate.len / piece <= context)
         return BC_OK;

@@ -32,7 +32,7 @@ static int unknown_model(const struct engine *en, const char *name, struct err *
 {
     char known[200] = "";
     for (const struct model_ref *m = en->models; m != NULL; m = m->next)
-        if (m->state == MODEL_READY) {
+        if (models_known(m)) {
             size_t n = strlen(known);
             snprintf(known + n, sizeof known - n, "%s%s", n > 0 ? ", " : "", m->name);
         }
@@ -67,7 +67,7 @@ static struct model_ref *ref_new(struct engine *en, char *path, const char *name
 static bool ref_idle(struct engine *en, struct model_ref *m)
 {
     pthread_mutex_lock(&en->lock);
-    bool idle = m->state == MODEL_READY && m->sessions == 0 && m->prompts == 0;
+    bool idle = models_known(m) && m->sessions == 0 && m->prompts == 0;
     pthread_mutex_unlock(&en->lock);
     return idle;
 }
@@ -89,6 +89,23 @@ static int ref_room(struct engine *en, struct err *e)
     return BC_OK;
 }
 
+static void load_push(struct engine *en, struct model_ref *m)
+{
+    pthread_mutex_lock(&en->lock);
+    en->loads[en->n_loads++] = m;
+    pthread_cond_signal(&en->loads_cond);
+    pthread_mutex_unlock(&en->lock);
+}
+
+void models_wake(struct engine *en, struct model_ref *m)
+{
+    if (m->state != MODEL_ASLEEP)
+        return;
+    m->state = MODEL_LOADING;
+    m->again = true;
+    load_push(en, m);
+}
+
 static int find_path(struct engine *en, const char *path, const char *name,
                      const char *chat_template, struct model_ref **ret, struct err *e)
 {
@@ -100,6 +117,7 @@ static int find_path(struct engine *en, const char *path, const char *name,
         if (m->state != MODEL_FAILED && strcmp(m->path, full) == 0) {
             free(full);
             *ret = m;
+            models_wake(en, m);
             return BC_OK;
         }
     int rc = ref_room(en, e);
@@ -108,10 +126,7 @@ static int find_path(struct engine *en, const char *path, const char *name,
         free(full);
         return rc != BC_OK ? rc : err_nomem(e, sizeof *m);
     }
-    pthread_mutex_lock(&en->lock);
-    en->loads[en->n_loads++] = m;
-    pthread_cond_signal(&en->loads_cond);
-    pthread_mutex_unlock(&en->lock);
+    load_push(en, m);
     *ret = m;
     return BC_OK;
 }
@@ -122,11 +137,13 @@ int models_find(struct engine *en, const char *name, struct model_ref **ret, str
         if (en->default_model == NULL)
             return err_set(e, BC_EUNKNOWN, "model", "no model was named and there is no default");
         *ret = en->default_model;
+        models_wake(en, *ret);
         return BC_OK;
     }
     for (struct model_ref *m = en->models; m != NULL; m = m->next)
-        if (m->state == MODEL_READY && strcmp(m->name, name) == 0) {
+        if ((models_known(m) || m->again) && strcmp(m->name, name) == 0) {
             *ret = m;
+            models_wake(en, m);
             return BC_OK;
         }
     for (size_t i = 0; i < en->n_paths; i++)
@@ -191,8 +208,8 @@ static int batch_alloc(struct batch *b, const struct model_info *mi, struct err 
  * the tables of its pools. */
 static void book_scratch(struct model_ref *m)
 {
-    uint64_t bytes = model_info(m->model)->bytes_scratch + m->kn->bytes_scratch + m->batch.bytes +
-                     m->sampler.bytes;
+    uint64_t model = m->model != NULL ? model_info(m->model)->bytes_scratch : 0;
+    uint64_t bytes = model + m->kn->bytes_scratch + m->batch.bytes + m->sampler.bytes;
     for (int i = 0; i < 4; i++)
         if (m->pools[i / 2][i % 2] != NULL)
             bytes += pool_table_bytes(m->pools[i / 2][i % 2]);
@@ -226,28 +243,45 @@ static int open_chats(struct model_ref *m, const struct gguf *g, struct err *e)
     return BC_OK;
 }
 
+/* What goes when the model sleeps: weights, and the arrays of a pass. */
+static void weights_free(struct model_ref *m)
+{
+    sampler_close(&m->sampler);
+    batch_free(&m->batch);
+    if (m->model != NULL)
+        model_close(&m->model);
+}
+
+/* What stays: vocabulary and backend. */
+static int load_lasting(struct model_ref *m, const struct gguf *g, struct err *e)
+{
+    const struct engine_options *opt = &m->en->opt;
+    struct kn_options ko = {.backend = opt->backend, .isa = opt->isa, .threads = opt->threads};
+    char why[WHY_LEN] = "";
+    int rc = tok_open(&m->tok, g, e);
+    if (rc == BC_OK && (rc = kn_open(&m->kn, &ko, why, sizeof why)) < 0)
+        rc = err_set(e, rc == KN_ENOMEM ? BC_ENOMEM : BC_EUNSUPPORTED, "backend", "backend %s: %s",
+                     opt->backend != NULL ? opt->backend : "auto", why);
+    return rc;
+}
+
 static int load_parts(struct model_ref *m, const struct gguf *g,
                       void (*progress)(void *, uint64_t, uint64_t), void *arg, struct err *e)
 {
     const struct engine_options *opt = &m->en->opt;
-    struct kn_options ko = {.backend = opt->backend, .isa = opt->isa, .threads = opt->threads};
     struct model_options mo = {.max_rows = opt->max_rows, .max_out = BC_MIN(64u, opt->max_rows)};
-    char why[WHY_LEN] = "";
-    int rc = tok_open(&m->tok, g, e);
-    if (rc < 0)
-        return rc;
-    if ((rc = kn_open(&m->kn, &ko, why, sizeof why)) < 0) {
-        return err_set(e, rc == KN_ENOMEM ? BC_ENOMEM : BC_EUNSUPPORTED, "backend",
-                       "backend %s: %s", opt->backend != NULL ? opt->backend : "auto", why);
-    }
-    if ((rc = model_open(&m->model, m->kn, g, &mo, progress, arg, e)) < 0)
+    int rc = m->again ? BC_OK : load_lasting(m, g, e);
+    if (rc < 0 || (rc = model_open(&m->model, m->kn, g, &mo, progress, arg, e)) < 0)
         return rc;
     const struct model_info *mi = model_info(m->model);
+    if (m->again && mi->identity != m->info.identity)
+        return err_set(e, BC_ESTATE, "model",
+                       "the file of model %s has changed since its sessions were opened", m->name);
     if (tok_n_vocab(m->tok) > mi->n_vocab)
         return err_set(e, BC_ECORRUPT, "tokenizer.ggml.tokens",
                        "the vocabulary has %u entries, the model only %u", tok_n_vocab(m->tok),
                        mi->n_vocab);
-    if ((rc = open_chats(m, g, e)) < 0 || (rc = batch_alloc(&m->batch, mi, e)) < 0)
+    if ((!m->again && (rc = open_chats(m, g, e)) < 0) || (rc = batch_alloc(&m->batch, mi, e)) < 0)
         return rc;
     /* rows of the head beyond the vocabulary are padding: they are never picked */
     return sampler_open(&m->sampler, tok_n_vocab(m->tok), e);
@@ -269,10 +303,14 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
         if (m->err.field[0] == '\0' || strcmp(m->err.field, "path") == 0)
             snprintf(m->err.field, sizeof m->err.field, "model"); /* what the client called it */
         log_warn("engine.models", "%s: %s", m->path, m->err.text);
+        if (m->again)
+            weights_free(m); /* it sleeps on */
         return;
     }
     m->err = (struct err){0}; /* keys that are looked for and may be absent leave their traces */
     const struct model_info *mi = model_info(m->model);
+    if (!m->again)
+        m->info = *mi;
     ledger_set(&m->owner, LEDGER_weights, mi->bytes_weights);
     ledger_set(&m->owner, LEDGER_text, tok_bytes(m->tok));
     book_scratch(m);
@@ -314,6 +352,19 @@ static void answer_waiting(struct engine *en, struct model_ref *m)
     }
 }
 
+/* Sessions whose policy looks at queries have been opened before the sleep. */
+static void query_space_again(struct engine *en, struct model_ref *m)
+{
+    int rc = BC_OK;
+    for (uint32_t i = 0; i < en->n_sessions && rc == BC_OK; i++)
+        if (en->list[i]->m == m && evict_params(en->list[i]->ev)->policy->needs_query)
+            rc = models_query_space(m, &m->err);
+    if (rc < 0) {
+        m->err.code = rc;
+        weights_free(m);
+    }
+}
+
 void models_take_loaded(struct engine *en)
 {
     struct model_ref *done[ENGINE_MODELS_MAX];
@@ -324,13 +375,40 @@ void models_take_loaded(struct engine *en)
     pthread_mutex_unlock(&en->lock);
     for (uint32_t i = 0; i < n; i++) {
         struct model_ref *m = done[i];
+        bool again = m->again;
+        m->again = false;
+        if (again && m->err.code == BC_OK)
+            query_space_again(en, m);
         m->state = m->err.code == BC_OK ? MODEL_READY : MODEL_FAILED;
         m->last_use_us = clock_us();
         answer_waiting(en, m);
-        if (m->state == MODEL_FAILED)
+        if (again)
+            tier_model_back(en, m);
+        if (m->state == MODEL_FAILED && again)
+            m->state = MODEL_ASLEEP; /* the next use tries again */
+        else if (m->state == MODEL_FAILED)
             models_drop(en, &m);
         en->worked = true;
     }
+}
+
+bool models_known(const struct model_ref *m)
+{
+    return m->state == MODEL_READY || m->state == MODEL_ASLEEP;
+}
+
+void models_sleep(struct engine *en, struct model_ref *m)
+{
+    bc_assert(m->state == MODEL_READY && m->waiting == NULL);
+    for (int i = 0; i < 4; i++)
+        bc_assert(m->pools[i / 2][i % 2] == NULL || pool_pages_out(m->pools[i / 2][i % 2]) == 0);
+    m->state = MODEL_ASLEEP;
+    weights_free(m);
+    ledger_set(&m->owner, LEDGER_weights, 0);
+    book_scratch(m);
+    log_info("engine.models", "%s: nobody uses it: its weights are freed until somebody does",
+             m->name);
+    en->worked = true;
 }
 
 /* ---- what a session takes from a model ---- */
@@ -414,10 +492,7 @@ void models_drop(struct engine *en, struct model_ref **pm)
             chat_close(&m->chat_by_name[i]);
     if (m->chat != NULL)
         chat_close(&m->chat);
-    sampler_close(&m->sampler);
-    batch_free(&m->batch);
-    if (m->model != NULL)
-        model_close(&m->model);
+    weights_free(m);
     if (m->tok != NULL)
         tok_close(&m->tok);
     if (m->kn != NULL)
@@ -436,8 +511,8 @@ int models_unload(struct engine *en, const char *name, struct err *e)
     char *full = name != NULL && looks_like_path(name) ? realpath(name, NULL) : NULL;
     struct model_ref *found = NULL;
     for (struct model_ref *m = en->models; m != NULL; m = m->next)
-        if (m->state == MODEL_READY && ((full != NULL && strcmp(m->path, full) == 0) ||
-                                        (name != NULL && strcmp(m->name, name) == 0)))
+        if (models_known(m) && ((full != NULL && strcmp(m->path, full) == 0) ||
+                                (name != NULL && strcmp(m->name, name) == 0)))
             found = m;
     free(full);
     if (found == NULL)

@@ -99,7 +99,7 @@ static void deliver_token(struct engine *en, const struct batch *b, const struct
 {
     struct session *s = x->s;
     struct request *q = s->req;
-    uint32_t context = model_info(s->m->model)->context_train;
+    uint32_t context = s->m->info.context_train;
     const char *text;
     size_t len;
     s->pending = x->picked;

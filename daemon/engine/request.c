@@ -16,7 +16,7 @@
 static int check_ids(const struct session *s, const struct command *c, uint64_t n, struct err *e)
 {
     const char *field = c->u.generate.kind == PROMPT_IDS ? "ids" : "text";
-    uint32_t n_vocab = s->m->sampler.n_vocab, context = model_info(s->m->model)->context_train;
+    uint32_t n_vocab = s->m->sampler.n_vocab, context = s->m->info.context_train;
     bool goes_on =
         s->has_pending && !(c->u.generate.kind == PROMPT_CHAT && tok_is_end(s->m->tok, s->pending));
     if (c->u.generate.n_ids == 0 && !goes_on)

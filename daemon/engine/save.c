@@ -173,7 +173,7 @@ static int restore_model(struct engine *en, const struct transfer *t, const stru
 {
     uint64_t identity = spill_origin(t->sp).model;
     for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))
-        if (model_info(m->model)->identity == identity) {
+        if (m->info.identity == identity) {
             *ret = m;
             return BC_OK;
         }

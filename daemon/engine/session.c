@@ -327,7 +327,7 @@ static const char *state_name(struct engine *en, struct session *s)
 void sess_info(struct engine *en, struct session *s, struct report_session *r)
 {
     const struct evict_params *p = evict_params(s->ev);
-    const struct model_info *mi = model_info(s->m->model);
+    const struct model_info *mi = &s->m->info;
     *r = (struct report_session){
         .id = s->id,
         .budget_bytes = s->budget_bytes,

@@ -77,7 +77,7 @@ static bool image_fits(const struct engine *en, uint64_t n, enum image_kind *ret
 
 /* ---- leaving ---- */
 
-static bool is_idle(struct engine *en, const struct session *s)
+bool tier_idle(struct engine *en, const struct session *s)
 {
     return s->lodging.place == PLACE_HERE && s->lodging.transfer == NULL && s->req == NULL &&
            !s->prune.active && !s->scoring.active && seqcache_count(s->cache) > 0 &&
@@ -101,7 +101,7 @@ static int spill_prepare(struct engine *en, struct transfer *t, struct err *e)
     return transfer_buffer(en, t, e);
 }
 
-static int spill_start(struct engine *en, struct session *s, struct err *e)
+int tier_leave(struct engine *en, struct session *s, struct err *e)
 {
     struct transfer *t = transfer_new(en, s, true, WHY_TIER);
     if (t == NULL)
@@ -144,12 +144,12 @@ static void spill_idle(struct engine *en, uint64_t now)
         return;
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         struct session *s = en->list[i];
-        if (!is_idle(en, s))
+        if (!tier_idle(en, s))
             continue;
         uint64_t due = BC_MAX(s->last_use_us + en->opt.spill_after_us, en->tier.retry_us);
         if (due > now)
             en->tier.next_us = BC_MIN(en->tier.next_us, due);
-        else if (spill_start(en, s, &e) < 0)
+        else if (tier_leave(en, s, &e) < 0)
             en->tier.retry_us = now + RETRY_US; /* no room: who stays is no worse off */
     }
 }
@@ -171,6 +171,7 @@ void tier_run(struct engine *en)
     }
     en->tier.freed = false;
     spill_idle(en, clock_us());
+    keep_alive_run(en, clock_us());
 }
 
 /* ---- coming back ---- */
@@ -194,6 +195,22 @@ void tier_waiting_run(struct engine *en, struct session *s)
 void tier_waiting_refuse(struct engine *en, struct session *s, const struct err *e)
 {
     commands_refuse(en, &s->lodging.waiting, &s->lodging.waiting_tail, e);
+}
+
+void tier_model_back(struct engine *en, struct model_ref *m)
+{
+    for (uint32_t i = en->n_sessions; i-- > 0;) {
+        struct session *s = en->list[i];
+        struct err e = {0};
+        if (s->m != m || s->lodging.waiting == NULL)
+            continue;
+        if (m->state == MODEL_FAILED)
+            tier_waiting_refuse(en, s, &m->err);
+        else if (s->lodging.place != PLACE_AWAY)
+            tier_waiting_run(en, s);
+        else if (return_start(en, s, &e) < 0)
+            tier_waiting_refuse(en, s, &e);
+    }
 }
 
 void tier_came(struct engine *en, struct transfer *t)
@@ -229,7 +246,8 @@ void tier_failed(struct engine *en, struct transfer *t, const struct err *e)
 bool tier_here(const struct session *s)
 {
     const struct lodging *l = &s->lodging;
-    return l->place == PLACE_HERE && (l->transfer == NULL || !l->transfer->still);
+    return s->m->state == MODEL_READY && l->place == PLACE_HERE &&
+           (l->transfer == NULL || !l->transfer->still);
 }
 
 void tier_wait(struct engine *en, struct session *s, struct command **pc)
@@ -241,6 +259,11 @@ void tier_wait(struct engine *en, struct session *s, struct command **pc)
         lodging_drop(en, s);
         l->place = PLACE_HERE;
         command_run(en, pc);
+        return;
+    }
+    if (s->m->state != MODEL_READY) {
+        models_wake(en, s->m);
+        commands_add(&l->waiting_tail, pc);
         return;
     }
     if (l->place == PLACE_AWAY && return_start(en, s, &e) < 0) {
@@ -261,7 +284,7 @@ static struct session *idle_oldest(struct engine *en, const struct session *but,
     struct session *oldest = NULL;
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         struct session *s = en->list[i];
-        if (s != but && (scope == NULL || s->turns == scope) && is_idle(en, s) &&
+        if (s != but && (scope == NULL || s->turns == scope) && tier_idle(en, s) &&
             (oldest == NULL || s->priority < oldest->priority ||
              (s->priority == oldest->priority && s->last_use_us < oldest->last_use_us)))
             oldest = s;
@@ -280,7 +303,7 @@ bool tier_relieve(struct engine *en, const struct session *s, const struct uid_t
             coming += seqcache_bytes_held(en->list[i]->cache);
     while (coming < bytes && clock_us() >= en->tier.retry_us) {
         struct session *idle = idle_oldest(en, s, scope);
-        if (idle == NULL || spill_start(en, idle, &e) < 0)
+        if (idle == NULL || tier_leave(en, idle, &e) < 0)
             break;
         coming += seqcache_bytes_held(idle->cache);
     }

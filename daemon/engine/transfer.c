@@ -133,7 +133,7 @@ int transfer_describe(struct engine *en, struct transfer *t, struct err *e)
 {
     struct session *s = t->s;
     struct bytes_out state = {0};
-    const struct spill_origin from = {.model = model_info(s->m->model)->identity,
+    const struct spill_origin from = {.model = s->m->info.identity,
                                       .arithmetic = models_arithmetic(s->m)};
     (void)en;
     seqcache_compact(s->cache);
@@ -171,7 +171,7 @@ int transfer_fits(struct engine *en, struct transfer *t, struct err *e)
 {
     struct session *s = t->s;
     uint64_t need = (uint64_t)spill_pages(t->sp) * pool_page_bytes(s->pool);
-    int rc = spill_fits(t->sp, pool_kv(s->pool), model_info(s->m->model)->identity, e);
+    int rc = spill_fits(t->sp, pool_kv(s->pool), s->m->info.identity, e);
     if (rc == BC_OK && s->budget_bytes != 0 && need > s->budget_bytes)
         rc = err_amount(e, BC_EBUDGET, "budget_bytes", need, s->budget_bytes,
                         "%llu bytes of cache, and a budget of %llu", (unsigned long long)need,
