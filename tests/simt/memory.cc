@@ -9,6 +9,7 @@
  * rights at all, so that host code that touches it faults where it does. */
 #include "memory.h"
 #include <stdio.h>
+#include <vector>
 #include <sys/mman.h>
 #include <unistd.h>
 #include "exec.h"
@@ -23,6 +24,8 @@ constexpr size_t ALLOC_ALIGN = 256;
 constexpr size_t SPACE_BYTES = (size_t)4 << 40;
 constexpr size_t CANARY_LOOK = 256; /* bytes looked at on each side */
 constexpr unsigned char CANARY = 0xfc;
+constexpr size_t POISON_BYTES = 16u << 20;
+constexpr size_t LARGE_BYTES = 1u << 20;
 
 static size_t page_bytes()
 {
@@ -39,7 +42,7 @@ heap *heap_get()
     if (w.mem)
         return w.mem;
     heap *h = new heap();
-    h->file = -1;
+    h->file = h->poison = -1;
     for (size_t bytes = SPACE_BYTES; !h->space && bytes >= (size_t)1 << 32; bytes /= 2) {
         void *map =
             mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -86,6 +89,32 @@ static char *pinned_space(size_t bytes)
     return map == MAP_FAILED ? nullptr : (char *)map + page;
 }
 
+/* Fills fresh pages with 0xff. A large block is mapped from one file of it over and over, so that pages nobody touches
+ * cost no memory, and no time when rights change. */
+static bool poison(heap *h, char *map, size_t bytes)
+{
+    if (bytes < LARGE_BYTES) {
+        if (mprotect(map, bytes, PROT_READ | PROT_WRITE) != 0)
+            return false;
+        memset(map, 0xff, bytes);
+        return true;
+    }
+    if (h->poison < 0) {
+        std::vector<char> ones(1u << 20, (char)0xff);
+        h->poison = memfd_create("simt-poison", MFD_CLOEXEC);
+        for (size_t done = 0; h->poison >= 0 && done < POISON_BYTES; done += ones.size())
+            if (write(h->poison, ones.data(), ones.size()) != (ssize_t)ones.size())
+                return false;
+    }
+    for (size_t at = 0; at < bytes; at += POISON_BYTES) {
+        size_t n = bytes - at < POISON_BYTES ? bytes - at : POISON_BYTES;
+        if (mmap(map + at, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, h->poison, 0) ==
+            MAP_FAILED)
+            return false;
+    }
+    return true;
+}
+
 static void *block_make(enum block_kind kind, size_t bytes)
 {
     heap *h = heap_get();
@@ -93,7 +122,7 @@ static void *block_make(enum block_kind kind, size_t bytes)
     size_t map_bytes = round_up(body, page_bytes());
     char *map =
         kind == BLOCK_MALLOC ? heap_space(map_bytes, page_bytes()) : pinned_space(map_bytes);
-    if (!map || mprotect(map, map_bytes, PROT_READ | PROT_WRITE) != 0)
+    if (!map || !poison(h, map, map_bytes))
         return nullptr;
     block b = {};
     b.kind = kind;
@@ -102,7 +131,6 @@ static void *block_make(enum block_kind kind, size_t bytes)
     b.p = map + map_bytes - body;
     b.bytes = bytes;
     block_guard(b);
-    memset(b.p, 0xff, bytes);
     if (kind == BLOCK_MALLOC && !h->is_open && w.opt.protect)
         mprotect(map, map_bytes, PROT_NONE);
     h->blocks[b.p] = b;

@@ -41,7 +41,8 @@ struct heap {
     std::map<uint64_t, physical> physicals;
     std::multimap<size_t, size_t> holes; /* of the memory file: bytes -> offset */
     uint64_t next_handle;
-    int file; /* memfd, -1 until needed */
+    int poison; /* memfd of POISON_BYTES of 0xff, -1 until needed: what large blocks start as */
+    int file;   /* memfd of the mapped pieces, -1 until needed */
     size_t file_bytes;
     char *space, *space_end,
         *next; /* address space of the device; addresses are never used twice */
