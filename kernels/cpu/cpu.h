@@ -6,6 +6,7 @@
 #define BACKCAST_CPU_H
 #include "kernels.h"
 #include "kn_assert.h"
+#include "slab.h"
 #include "workers.h"
 
 #define STAGE_ROWS 256 /* rows staged at a time, at most */
@@ -62,6 +63,7 @@ struct kn_cpu {
     const struct attn_kernels *attn;
     const struct vec_kernels *vec;
     struct team *team;
+    struct slab_set slabs;
     struct cpu_scratch *scratch; /* [n_threads] */
     struct stage stage;
     float *lse;        /* [2][LSE_SLICES][LSE_ROWS] */

@@ -29,10 +29,10 @@ int cpu_weight_load(struct kn *kn, const struct kn_tensor *src, struct kn_weight
     if (code != KN_OK)
         goto fail;
     code = KN_ENOMEM;
-    w->data = aligned_alloc(64, w->bytes);
-    if (!w->data)
+    void *data;
+    if (slab_take(&c->slabs, w->bytes, &data, &w->slab) != 0)
         goto fail;
-    memset(w->data, 0, w->bytes);
+    w->data = data;
     struct pack_job j = {w, src};
     team_run(c->team, pack_items, &j, w->n_groups, 4);
     kn->bytes_weights += w->bytes;
@@ -50,7 +50,7 @@ void cpu_weight_free(struct kn *kn, struct kn_weight **w)
     kn_assert((*w)->magic == CPU_WEIGHT_MAGIC && kn->bytes_weights >= (*w)->bytes);
     kn->bytes_weights -= (*w)->bytes;
     (*w)->magic = 0;
-    free((*w)->data);
+    slab_drop(&cpu_of(kn)->slabs, (*w)->slab, (*w)->data);
     free(*w);
     *w = NULL;
 }

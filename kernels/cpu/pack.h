@@ -26,6 +26,7 @@
 #ifndef BACKCAST_CPU_PACK_H
 #define BACKCAST_CPU_PACK_H
 #include "kernels.h"
+#include "slab.h"
 
 #define CPU_WEIGHT_MAGIC 0x6b6e7077u
 
@@ -40,6 +41,7 @@ struct kn_weight {
     size_t group_bytes;  /* multiple of 64 */
     size_t bytes;
     uint8_t *data;
+    struct slab *slab; /* that data lies in */
 };
 
 static inline const uint8_t *pack_group(const struct kn_weight *w, uint32_t group)
