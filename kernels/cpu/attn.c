@@ -14,6 +14,8 @@
 #include "ops.h"
 #include <math.h>
 
+#define ATTN_DIRECT_MAX 8 /* queries up to which values are used where they lie */
+
 struct attn_job {
     struct kn_cpu *c;
     const struct kn_batch *b;
@@ -110,7 +112,10 @@ static void tile_attend(const struct attn_job *j, const struct queries *u, uint3
     for (uint32_t r = 0; r < u->block->n_rows; r++)
         hi = KN_MAX(hi, j->b->hi[u->block->row + r]);
     rows_find(u->seq, j->layer, u->kv_head, tile, hi, &rows);
-    j->c->attn->load(&rows, room->kt, room->v);
+    /* few queries: expanding the values first would cost more than it saves */
+    bool direct = u->n_q <= ATTN_DIRECT_MAX && j->d == j->d_pad;
+    j->c->attn->load(&rows, room->kt, direct ? NULL : room->v);
+    t->rows = direct ? &rows : NULL;
     if (tile + 1 < u->block->end_tile)
         rows_prefetch(u->seq, j->layer, u->kv_head, tile + 1);
     visible(j, u, tile, room->lo, room->hi);

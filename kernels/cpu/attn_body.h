@@ -33,10 +33,12 @@ static __attribute__((noinline)) vf row_part(enum kn_type type, const struct att
                                              const void *const *rows, uint32_t j, uint32_t d)
 {
     float part[VF_N];
-    if (j < r->n && d + VF_N <= r->d)
+    if (j >= r->n)
+        return vf_set1(0.0f);
+    if (d + VF_N <= r->d)
         return row_vec(type, rows[j], d);
     for (uint32_t i = 0; i < VF_N; i++) {
-        if (j >= r->n || d + i >= r->d)
+        if (d + i >= r->d)
             part[i] = 0.0f;
         else
             part[i] = type == KN_F32 ? ((const float *)rows[j])[d + i]
@@ -125,9 +127,9 @@ static void scores(const struct attn_tile *t)
     uint32_t i = 0;
     for (; i + SIMD_QUERIES <= t->n_q; i += SIMD_QUERIES)
         dots(t, i, SIMD_QUERIES);
-#if SIMD_QUERIES > 2
-    for (; i + 2 <= t->n_q; i += 2)
-        dots(t, i, 2);
+#if SIMD_QUERIES > 3
+    for (; i + 3 <= t->n_q; i += 3)
+        dots(t, i, 3);
 #endif
     for (; i < t->n_q; i++)
         dots(t, i, 1);
@@ -164,9 +166,19 @@ static void weights(const struct attn_tile *t)
 /* ---- values
  * ----------------------------------------------------------------------------------------- */
 
-/* n queries, `vecs` registers of dims from d on, over lo <= j < hi. */
-INLINE void mix(const struct attn_tile *t, uint32_t first, const uint32_t n, uint32_t d,
-                const int vecs, uint32_t lo, uint32_t hi)
+/* Where values come from: the expanded tile, or straight from the pages. */
+enum source { FROM_TILE, FROM_F16, FROM_F32 };
+
+INLINE vf value(enum source from, const struct attn_tile *t, uint32_t j, uint32_t d)
+{
+    if (from == FROM_TILE)
+        return vf_load(t->v + (size_t)j * t->d_pad + d);
+    return row_vec(from == FROM_F32 ? KN_F32 : KN_F16, t->rows->v[j], d);
+}
+
+/* n queries that see the same lo <= j < hi; `vecs` registers of dims from d on. */
+INLINE void mix(enum source from, const struct attn_tile *t, uint32_t first, const uint32_t n,
+                uint32_t d, const int vecs)
 {
     const float *p = t->s + (size_t)first * TILE;
     vf acc[SIMD_QUERIES][VECS];
@@ -175,11 +187,11 @@ INLINE void mix(const struct attn_tile *t, uint32_t first, const uint32_t n, uin
 #pragma GCC unroll 4
         for (int c = 0; c < vecs; c++)
             acc[i][c] = vf_set1(0.0f);
-    for (uint32_t j = lo; j < hi; j++) {
+    for (uint32_t j = t->lo[first]; j < t->hi[first]; j++) {
         vf v[VECS];
 #pragma GCC unroll 4
         for (int c = 0; c < vecs; c++)
-            v[c] = vf_load(t->v + (size_t)j * t->d_pad + d + c * VF_N);
+            v[c] = value(from, t, j, d + (uint32_t)c * VF_N);
 #pragma GCC unroll 8
         for (uint32_t i = 0; i < n; i++) {
             vf x = vf_set1(p[i * TILE + j]);
@@ -195,35 +207,51 @@ INLINE void mix(const struct attn_tile *t, uint32_t first, const uint32_t n, uin
             vf_store(t->acc + (size_t)(first + i) * t->d_pad + d + c * VF_N, acc[i][c]);
 }
 
-INLINE void mix_dims(const struct attn_tile *t, uint32_t first, const uint32_t n, uint32_t lo,
-                     uint32_t hi)
+INLINE void mix_dims(enum source from, const struct attn_tile *t, uint32_t first, const uint32_t n)
 {
     uint32_t d = 0;
     for (; d + VECS * VF_N <= t->d_pad; d += VECS * VF_N)
-        mix(t, first, n, d, VECS, lo, hi);
+        mix(from, t, first, n, d, VECS);
     for (; d < t->d_pad; d += VF_N)
-        mix(t, first, n, d, 1, lo, hi);
+        mix(from, t, first, n, d, 1);
 }
 
-static bool full_run(const struct attn_tile *t, uint32_t first, uint32_t n)
+/* Queries from first on, at most SIMD_QUERIES, that see the same part of the tile. */
+static uint32_t same_view(const struct attn_tile *t, uint32_t first)
 {
-    for (uint32_t i = first; i < first + n; i++)
-        if (t->lo[i] != 0 || t->hi[i] != TILE)
-            return false;
-    return true;
+    uint32_t n = 1;
+    while (n < SIMD_QUERIES && first + n < t->n_q && t->lo[first + n] == t->lo[first] &&
+           t->hi[first + n] == t->hi[first])
+        n++;
+    return n;
+}
+
+INLINE void values_from(enum source from, const struct attn_tile *t)
+{
+    for (uint32_t i = 0, n; i < t->n_q; i += n) {
+        n = same_view(t, i);
+        if (n == SIMD_QUERIES) {
+            mix_dims(from, t, i, SIMD_QUERIES);
+#if SIMD_QUERIES > 3
+        } else if (n >= 3) {
+            mix_dims(from, t, i, n = 3);
+#endif
+        } else if (n == 2) {
+            mix_dims(from, t, i, 2);
+        } else {
+            mix_dims(from, t, i, 1);
+        }
+    }
 }
 
 static void values(const struct attn_tile *t)
 {
-    for (uint32_t i = 0; i < t->n_q;) {
-        if (i + SIMD_QUERIES <= t->n_q && full_run(t, i, SIMD_QUERIES)) {
-            mix_dims(t, i, SIMD_QUERIES, 0, TILE);
-            i += SIMD_QUERIES;
-        } else {
-            mix_dims(t, i, 1, t->lo[i], t->hi[i]);
-            i++;
-        }
-    }
+    if (!t->rows)
+        values_from(FROM_TILE, t);
+    else if (t->rows->type == KN_F16)
+        values_from(FROM_F16, t);
+    else
+        values_from(FROM_F32, t);
 }
 
 /* ---- merge

@@ -92,9 +92,10 @@ struct attn_rows {
 /* Queries that share one tile of keys and values. */
 #define ATTN_Q_MAX 64
 struct attn_tile {
-    uint32_t d_pad;  /* head_dim rounded up to 16 */
-    const float *kt; /* [d_pad][64]: keys, turned */
-    const float *v;  /* [64][d_pad] */
+    uint32_t d_pad;               /* head_dim rounded up to 16 */
+    const float *kt;              /* [d_pad][64]: keys, turned */
+    const float *v;               /* [64][d_pad] */
+    const struct attn_rows *rows; /* not NULL: values are read from here, not from v; d == d_pad */
     uint32_t n_q;
     const float *q; /* [n_q][d_pad] */
     float scale;
