@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static int system_open(void *arg, const char *path, int flags, mode_t mode)
@@ -16,6 +17,19 @@ static int system_close(void *arg, int fd)
 {
     (void)arg;
     return close(fd);
+}
+
+static int64_t system_size(void *arg, int fd)
+{
+    struct stat st;
+    (void)arg;
+    if (fstat(fd, &st) < 0)
+        return -1;
+    if (!S_ISREG(st.st_mode)) {
+        errno = EISDIR;
+        return -1;
+    }
+    return st.st_size;
 }
 
 static ssize_t system_pread(void *arg, int fd, void *to, size_t n, uint64_t at)
@@ -75,6 +89,7 @@ static int system_sync_folder(void *arg, const char *path)
 const struct disk_io disk_io_system = {
     .open = system_open,
     .close = system_close,
+    .size = system_size,
     .pread = system_pread,
     .pwrite = system_pwrite,
     .datasync = system_datasync,

@@ -15,6 +15,7 @@
 struct disk_io {
     int (*open)(void *arg, const char *path, int flags, mode_t mode); /* O_CLOEXEC is added */
     int (*close)(void *arg, int fd);
+    int64_t (*size)(void *arg, int fd); /* of an ordinary file; EISDIR: it is none */
     ssize_t (*pread)(void *arg, int fd, void *to, size_t n, uint64_t at);
     ssize_t (*pwrite)(void *arg, int fd, const void *from, size_t n, uint64_t at);
     int (*datasync)(void *arg, int fd);

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define HEAD_FIRST 4096u /* read at once: most heads are not longer */
@@ -115,7 +114,6 @@ static int host_open(struct transfer *t, struct err *e)
 static int file_open(const struct engine *en, struct image *i, struct err *e)
 {
     const struct disk_io *io = en->opt.io;
-    struct stat st;
     if (i->kind == IMAGE_NAMED && i->fd < 0) {
         i->fd = io->open(io->arg, i->path, O_RDONLY, 0);
         if (i->fd < 0 && errno == ENOENT)
@@ -123,11 +121,10 @@ static int file_open(const struct engine *en, struct image *i, struct err *e)
         if (i->fd < 0)
             return disk_failed(e, "opening", i->path);
     }
-    if (fstat(i->fd, &st) < 0)
+    int64_t n = io->size(io->arg, i->fd);
+    if (n < 0)
         return disk_failed(e, "looking at", name_of(i));
-    if (!S_ISREG(st.st_mode))
-        return err_set(e, BC_ECORRUPT, "name", "%.150s is no file", name_of(i));
-    i->bytes = (uint64_t)st.st_size;
+    i->bytes = (uint64_t)n;
     return BC_OK;
 }
 
