@@ -14,6 +14,7 @@
 struct cublasContext {
     unsigned magic;
     cudaStream_t stream;
+    bool on_device; /* alpha and beta are read when the product runs */
 };
 
 namespace simt
@@ -33,6 +34,7 @@ struct product {
     int m, n, k, batch;
     float alpha, beta;
     int alpha_i, beta_i;
+    const void *alpha_at, *beta_at; /* of device memory, or NULL */
     matrix a, b, c;
 };
 
@@ -148,8 +150,23 @@ static void touch(const matrix &x, char *p, bool write)
     }
 }
 
-static void product_run(const product &g)
+static void scale_load(const void *at, float *f, int *i)
 {
+    check_access(at, 4, 4, "cublasGemmEx");
+    race_range(at, 4, ACCESS_READ);
+    memcpy(f, at, 4);
+    memcpy(i, at, 4);
+}
+
+static void product_run(const product &made)
+{
+    product g = made;
+    if (g.alpha_at) {
+        scale_load(g.alpha_at, &g.alpha, &g.alpha_i);
+        scale_load(g.beta_at, &g.beta, &g.beta_i);
+        if (g.c.type != CUDA_R_32I)
+            g.alpha_i = g.beta_i = 0;
+    }
     for (int i = 0; i < g.batch; i++) {
         char *pa = g.a.p + i * g.a.stride * (long long)type_bytes(g.a.type);
         char *pb = g.b.p + i * g.b.stride * (long long)type_bytes(g.b.type);
@@ -232,7 +249,7 @@ extern "C" {
 cublasStatus_t cublasCreate(cublasHandle_t *ret)
 {
     ENTER_BLAS("cublasCreate");
-    *ret = new cublasContext{BLAS_MAGIC, nullptr};
+    *ret = new cublasContext{BLAS_MAGIC, nullptr, false};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -276,7 +293,8 @@ cublasStatus_t cublasSetPointerMode(cublasHandle_t h, cublasPointerMode_t mode)
     ENTER_BLAS("cublasSetPointerMode");
     if (!h || h->magic != BLAS_MAGIC)
         return CUBLAS_STATUS_NOT_INITIALIZED;
-    return mode == CUBLAS_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    h->on_device = mode == CUBLAS_POINTER_MODE_DEVICE;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 const char *cublasGetStatusName(cublasStatus_t s)
@@ -321,7 +339,10 @@ cublasStatus_t cublasGemmStridedBatchedEx(
     g.n = n;
     g.k = k;
     g.batch = batch;
-    if (compute == CUBLAS_COMPUTE_32I || compute == CUBLAS_COMPUTE_32I_PEDANTIC) {
+    if (h && h->on_device) {
+        g.alpha_at = alpha;
+        g.beta_at = beta;
+    } else if (compute == CUBLAS_COMPUTE_32I || compute == CUBLAS_COMPUTE_32I_PEDANTIC) {
         g.alpha_i = *(const int *)alpha;
         g.beta_i = *(const int *)beta;
     } else {
