@@ -17,7 +17,7 @@ static bool have(const struct kc_set *set, const struct kn *kn)
 
 static void open_one(struct kc_set *set, const char *backend, const char *isa, uint32_t threads)
 {
-    struct kn_options opt = {backend, isa, threads};
+    struct kn_options opt = {.backend = backend, .isa = isa, .threads = threads};
     struct kn *kn = NULL;
     char why[256];
     int code = kn_open(&kn, &opt, why, sizeof why);
@@ -42,6 +42,8 @@ void kc_open(struct kc_set *set, uint32_t threads)
     set->n = 0;
     open_one(set, "ref", NULL, threads);
     for (unsigned i = 0; kn_backend_name(i); i++) {
+        if (strcmp(kn_backend_name(i), "simt-race") == 0)
+            continue; /* the same again, slower: test_cuda_* has it */
         open_one(set, kn_backend_name(i), NULL, threads);
         for (size_t j = 0; j < KC_LEN(isas); j++)
             open_one(set, kn_backend_name(i), isas[j], threads);
@@ -76,6 +78,11 @@ bool kc_is_ref(const struct kn *kn)
 bool kc_is_int8(const struct kn *kn)
 {
     return strcmp(kn->name, "cpu") == 0;
+}
+
+bool kc_is_device(const struct kn *kn)
+{
+    return strcmp(kn->name, "cuda") == 0 || strncmp(kn->name, "simt", 4) == 0;
 }
 
 /* ---- made-up data ---- */
@@ -355,6 +362,14 @@ void kc_same(const char *what, const float *got, const float *want, size_t n)
         if (memcmp(got + i, want + i, sizeof *got) != 0)
             fail_msg("%s: value %zu of %zu is %a, expected %a to the bit", what, i, n,
                      (double)got[i], (double)want[i]);
+}
+
+void kc_alike(const struct kn *kn, const float *got, const float *want, size_t n, float tol)
+{
+    if (kc_is_device(kn))
+        kc_near(kc_name(kn), got, want, n, kc_max_abs(want, n), tol);
+    else
+        kc_same(kc_name(kn), got, want, n);
 }
 
 float kc_max_abs(const float *x, size_t n)

@@ -37,6 +37,10 @@ const char *kc_name(const struct kn *kn); /* "cpu avx2 x3": valid until the call
 bool kc_is_ref(const struct kn *kn);
 /* Quantised weights follow kn_int8.h to the bit. */
 bool kc_is_int8(const struct kn *kn);
+/* A GPU, or its sources on the shim. The order of its sums depends on how many rows a call has, and wherever inputs are
+ * halves (f16 pools, products of many rows) they are rounded to them: KC_HALVES of the largest value. */
+bool kc_is_device(const struct kn *kn);
+#define KC_HALVES 2e-3f
 
 /* ---- made-up data, the same on every machine ---- */
 struct kc_rng {
@@ -101,5 +105,7 @@ void kc_near(const char *what, const float *got, const float *want, size_t n, fl
              float tol);
 void kc_same(const char *what, const float *got, const float *want,
              size_t n); /* same bits; -0 is not 0 */
+/* The same bits from a CPU, values within tol of the largest from a device. */
+void kc_alike(const struct kn *kn, const float *got, const float *want, size_t n, float tol);
 float kc_max_abs(const float *x, size_t n);
 #endif

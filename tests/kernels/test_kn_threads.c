@@ -185,6 +185,8 @@ static void bits_do_not_depend_on_threads(void **state)
             struct kc_set set;
             kc_open(&set, thread_counts[c]);
             for (unsigned i = 0; i < set.n; i++) {
+                if (c > 0 && kc_is_device(set.kn[i]))
+                    continue; /* it has none */
                 struct result *ret = c == 0 ? &first[i] : &got;
                 run(set.kn[i], &l, ret);
                 assert_true(isfinite(ret->x[0]) && kc_max_abs(ret->x, ROWS * D_MODEL) > 0.0f);
@@ -192,6 +194,8 @@ static void bits_do_not_depend_on_threads(void **state)
                     same_result(kc_name(set.kn[i]), &got, &first[i]);
             }
             for (unsigned i = 0; i < set.n; i++) { /* and again with warm threads */
+                if (c > 0 && kc_is_device(set.kn[i]))
+                    continue;
                 run(set.kn[i], &l, &got);
                 same_result(kc_name(set.kn[i]), &got, &first[i]);
             }
@@ -217,7 +221,10 @@ static void layers_agree_with_ref(void **state)
         float tol = kn_int8_format(types[t]) ? 0.03f : 1e-4f;
         for (unsigned i = 0; i < set.n; i++) {
             run(set.kn[i], &l, &got);
-            kc_near(kc_name(set.kn[i]), got.x, want.x, ROWS * D_MODEL, size, tol);
+            float rounded =
+                types[t] == KN_F32 ? KC_HALVES : 0.03f; /* halves in attention and in products */
+            kc_near(kc_name(set.kn[i]), got.x, want.x, ROWS * D_MODEL, size,
+                    kc_is_device(set.kn[i]) ? fmaxf(tol, rounded) : tol);
         }
         layer_free(&l);
     }

@@ -44,7 +44,7 @@ static void each_backend_and_model(void (*f)(const struct kn_options *ko, unsign
     struct kn_options ko;
 
     for (unsigned i = 0; rig_backend(i, &ko); i++)
-        for (unsigned k = 0; k < ARRAY_LEN(models); k++)
+        for (unsigned k = 0; !rig_is_device(&ko) && k < ARRAY_LEN(models); k++)
             f(&ko, k);
 }
 
