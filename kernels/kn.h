@@ -98,6 +98,25 @@ struct kn_rope {
     float norm_eps;
 };
 
+/* select_keep: which rows of a cache stay. Rows 0 .. frozen - 1 and the last `recent` stay whatever their value; of the
+ * others the `keep - frozen - recent` with the lowest values, ties to the earlier row; NaN counts as the highest value. */
+struct kn_select {
+    uint32_t n, keep, frozen, recent; /* frozen + recent <= keep */
+};
+
+/* How to pick a token from a row of logits. The text depends on (seed, stream) alone, not on the other rows. */
+struct kn_sample {
+    float temperature;  /* 0: the largest logit, the lowest id of equals */
+    float top_p, min_p; /* 1 and 0: no cut. min_p: of the largest probability */
+    uint32_t top_k;     /* 0: no cut */
+    float
+        repeat_penalty; /* 1: none; logits of `recent` are divided (if positive) or multiplied by it */
+    uint32_t n_recent;     /* at most KN_RECENT_MAX */
+    const int32_t *recent; /* HOST */
+    uint64_t seed, stream; /* stream: the index of the token to pick in its session's life */
+};
+#define KN_RECENT_MAX 4096
+
 struct kn_ops {
     /* ---- life
      * ------------------------------------------------------------------------------------ */
@@ -188,9 +207,20 @@ struct kn_ops {
      * the whole sequence at one layer, mean over the query heads. */
     void (*attention_row)(struct kn *kn, const struct kn_seq *s, uint32_t layer, const float *q,
                           uint32_t n_heads, float scale, float *ret);
+
+    /* ---- OPTIONAL: NULL where a backend has no better way than the caller's own code on downloaded values (ref, cpu)
+     * -------------------------------------------------------- */
+    /* ret_keep (HOST) [s->keep], ascending; returns how many: min(n, keep). value: device [n]. */
+    uint32_t (*select_keep)(struct kn *kn, const float *value, const struct kn_select *s,
+                            uint32_t *ret_keep);
+    /* ret (HOST) [rows]: a token for each row of logits (device [rows][n_vocab]), how[r] (HOST) says how. Temperatures
+     * above 0 draw by Gumbel noise: not the draws of another backend, but the same ones each time. */
+    void (*sample)(struct kn *kn, const float *logits, uint32_t rows, uint32_t n_vocab,
+                   const struct kn_sample *how, int32_t *ret);
 };
 
 #define KN_MAGIC 0x6b6e3031u
+
 /* Backends embed this as their first member. Counters are exact and include what the threads hold.
  */
 struct kn {
@@ -210,6 +240,9 @@ struct kn_options {
     const char *isa;  /* NULL: the best one; else force "avx2", "scalar" ... (KN_EUNSUPPORTED if the
                          machine lacks it) */
     uint32_t threads; /* 0: one per online core of the affinity mask, at most 64 */
+    const char *
+        inject; /* NULL; for tests of a device's failures (cuda): "CALL:NTH[:ERROR]", the nth such call of the
+                           runtime, or "launch", fails with this error */
 };
 
 /* registry.c. why (>= 160 bytes, may be NULL) says in a sentence why a backend was refused. */

@@ -1,0 +1,318 @@
+/* batch.cu: what a pass brings along, in one copy to the device.
+ *
+ *      | ids | positions | seq | lo | hi | slots | sequences | tiles | side | slot list of seq 0 | of seq 1 | ...
+ *        [n_rows] each                             [n_seqs]    [n_rows]
+ *
+ * The same layout in pinned and in device memory. Everything before the slot lists lies at places that follow from n_rows
+ * and n_seqs alone, so a decode pass of the next step finds the addresses of this one: graphs need that. "side" takes the
+ * small host arrays of a pass's ops (gather_rows).
+ *
+ * Tiles cut the rows into runs of one sequence and those into blocks for attention; tile_class says how many queries
+ * (rows x heads of a group) a block has. Long tiles come first, so that the last blocks to run are short ones. */
+#include "backend.h"
+
+#define BATCH_BYTES ((size_t)1 << 20) /* at first */
+#define DECODE_SIDE_WORDS 4           /* a row */
+
+static int batch_alloc(struct cuda *c, size_t cap)
+{
+    struct batch *b = &c->batch;
+    void *dev, *host = NULL;
+    int code = device_alloc(c, cap, &dev);
+    if (code != KN_OK)
+        return code;
+    if (TRY(c, cudaMallocHost, &host, cap) != cudaSuccess) {
+        cudaGetLastError();
+        device_free(c, dev);
+        return KN_ENOMEM;
+    }
+    b->dev = (uint8_t *)dev;
+    b->host = (uint8_t *)host;
+    b->cap = cap;
+    c->pub.bytes_scratch += cap;
+    return KN_OK;
+}
+
+static void batch_free(struct cuda *c)
+{
+    struct batch *b = &c->batch;
+    device_free(c, b->dev);
+    if (b->host)
+        cudaFreeHost(b->host);
+    c->pub.bytes_scratch -= b->cap;
+    b->dev = b->host = NULL;
+    b->cap = 0;
+}
+
+int batch_open(struct cuda *c)
+{
+    if (!RUN(c, cudaEventCreateWithFlags, &c->batch.copied, cudaEventDisableTiming))
+        return KN_EDEVICE;
+    c->batch.group = 1;
+    c->batch.head_dim = 64;
+    return batch_alloc(c, BATCH_BYTES);
+}
+
+void batch_close(struct cuda *c)
+{
+    batch_free(c);
+    if (c->batch.copied)
+        cudaEventDestroy(c->batch.copied);
+}
+
+/* The pinned copy may be written, and is large enough. */
+static bool batch_room(struct cuda *c, size_t bytes)
+{
+    struct batch *b = &c->batch;
+    if (b->in_flight && !RUN(c, cudaEventSynchronize, b->copied))
+        return false;
+    b->in_flight = false;
+    if (bytes <= b->cap)
+        return true;
+    size_t cap = b->cap;
+    while (cap < bytes)
+        cap *= 2;
+    capture_reset(c);
+    cuda_sync(&c->pub);
+    batch_free(c);
+    if (batch_alloc(c, cap) == KN_OK)
+        return true;
+    cuda_ok(c, cudaErrorMemoryAllocation, "memory for a batch");
+    return false;
+}
+
+/* ---- tiles ---- */
+
+static int longer_first(const void *a, const void *b)
+{
+    const struct dev_tile *x = (const struct dev_tile *)a, *y = (const struct dev_tile *)b;
+    if (x->len != y->len)
+        return x->len < y->len ? 1 : -1;
+    return (x->row > y->row) - (x->row < y->row);
+}
+
+static enum tile_class class_of(const struct cuda *c, uint32_t seq, uint32_t n_rows)
+{
+    const struct kn_kv *kv = c->batch.b->seqs[seq].kv;
+    if (kv->type == KN_F32 || kv->head_dim % 8 != 0)
+        return TILE_FLOAT;
+    return n_rows * c->batch.group <= c->batch.queries[TILE_FEW] ? TILE_FEW : TILE_MANY;
+}
+
+static struct dev_tile tile_make(const struct kn_batch *b, uint32_t row, uint32_t n_rows)
+{
+    uint32_t lo = UINT32_MAX, hi = 0;
+    for (uint32_t r = row; r < row + n_rows; r++)
+        if (b->lo[r] < b->hi[r]) {
+            lo = KN_MIN(lo, b->lo[r]);
+            hi = KN_MAX(hi, b->hi[r]);
+        }
+    return (struct dev_tile){row, n_rows, b->seq[row], hi > lo ? hi - lo : 0};
+}
+
+/* The tiles of one class, to `tiles`. */
+static uint32_t tiles_of(const struct cuda *c, enum tile_class which, struct dev_tile *tiles)
+{
+    const struct kn_batch *b = c->batch.b;
+    uint32_t n = 0, per = KN_MAX(1u, c->batch.queries[which] / c->batch.group);
+    for (uint32_t first = 0, end; first < b->n_rows; first = end) {
+        for (end = first + 1; end < b->n_rows && b->seq[end] == b->seq[first];)
+            end++;
+        if (class_of(c, b->seq[first], end - first) != which)
+            continue;
+        for (uint32_t r = first; r < end; r += per)
+            tiles[n++] = tile_make(b, r, KN_MIN(per, end - r));
+    }
+    qsort(tiles, n, sizeof *tiles, longer_first);
+    return n;
+}
+
+static void tiles_fill(struct cuda *c)
+{
+    struct batch *b = &c->batch;
+    struct dev_tile *tiles = (struct dev_tile *)(b->host + b->tiles_at);
+    b->queries[TILE_FEW] = b->queries[TILE_FLOAT] = 16;
+    b->queries[TILE_MANY] = b->head_dim > 128 ? 32 : 64;
+    for (int i = 0; i < TILE_N; i++) {
+        b->view.n_tiles[i] = tiles_of(c, (enum tile_class)i, tiles);
+        tiles += b->view.n_tiles[i];
+    }
+}
+
+void batch_tiles(struct cuda *c, uint32_t group, uint32_t head_dim)
+{
+    struct batch *b = &c->batch;
+    if (b->group == group && b->head_dim == head_dim)
+        return;
+    b->group = group;
+    b->head_dim = head_dim;
+    if (!batch_room(c, b->bytes))
+        return;
+    tiles_fill(c);
+    if (!b->uploaded)
+        return;
+    RUN(c, cudaMemcpyAsync, b->dev + b->tiles_at, b->host + b->tiles_at,
+        b->view.n_rows * sizeof(struct dev_tile), cudaMemcpyHostToDevice, c->stream);
+    b->in_flight = RUN(c, cudaEventRecord, b->copied, c->stream);
+}
+
+/* ---- staging ---- */
+
+static void batch_check(const struct kn_batch *b)
+{
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        kn_assert(b->seq[r] < b->n_seqs && b->lo[r] <= b->hi[r]);
+        kn_assert(b->lo[r] == b->hi[r] || b->hi[r] <= b->seqs[b->seq[r]].n);
+    }
+}
+
+/* A score pass stores nothing; a decode pass has one row a sequence. */
+static enum stream_kind kind_of(const struct kn_batch *b)
+{
+    if (!b->slots)
+        return STREAM_REFRESH;
+    for (uint32_t r = 1; r < b->n_rows; r++)
+        if (b->seq[r] == b->seq[r - 1])
+            return STREAM_PREFILL;
+    return b->n_rows <= DECODE_ROWS_MAX ? STREAM_DECODE : STREAM_PREFILL;
+}
+
+/* Takes the next `bytes` of the layout. */
+static size_t take(size_t *at, size_t bytes)
+{
+    size_t here = *at;
+    *at = (here + bytes + 15) / 16 * 16;
+    return here;
+}
+
+struct layout {
+    size_t ids, positions, seq, lo, hi, slots, seqs, lists;
+};
+
+static void layout_make(struct batch *b, const struct kn_batch *kb, struct layout *l)
+{
+    size_t at = 0, rows = kb->n_rows * sizeof(uint32_t);
+    l->ids = take(&at, rows);
+    l->positions = take(&at, rows);
+    l->seq = take(&at, rows);
+    l->lo = take(&at, rows);
+    l->hi = take(&at, rows);
+    l->slots = take(&at, rows);
+    l->seqs = take(&at, kb->n_seqs * sizeof(struct dev_seq));
+    b->tiles_at = take(&at, kb->n_rows * sizeof(struct dev_tile));
+    b->side_at = take(&at, DECODE_SIDE_WORDS * rows);
+    b->side_end = at;
+    l->lists = at;
+    for (uint32_t s = 0; s < kb->n_seqs; s++)
+        take(&at, kb->seqs[s].n * sizeof(uint32_t));
+    b->bytes = at;
+}
+
+static void seqs_fill(struct batch *b, const struct kn_batch *kb, const struct layout *l)
+{
+    struct dev_seq *seqs = (struct dev_seq *)(b->host + l->seqs);
+    size_t at = l->lists;
+    for (uint32_t s = 0; s < kb->n_seqs; s++) {
+        size_t bytes = kb->seqs[s].n * sizeof(uint32_t), here = take(&at, bytes);
+        seqs[s] = dev_seq_of(kb->seqs[s].kv);
+        seqs[s].slots = (const uint32_t *)(b->dev + here);
+        seqs[s].n = kb->seqs[s].n;
+        if (bytes > 0)
+            memcpy(b->host + here, kb->seqs[s].slots, bytes);
+    }
+}
+
+static void batch_fill(struct cuda *c, const struct kn_batch *kb, const struct layout *l)
+{
+    struct batch *b = &c->batch;
+    size_t rows = kb->n_rows * sizeof(uint32_t);
+    uint32_t span = 64;
+    memcpy(b->host + l->ids, kb->ids, rows);
+    memcpy(b->host + l->positions, kb->positions, rows);
+    memcpy(b->host + l->seq, kb->seq, rows);
+    memcpy(b->host + l->lo, kb->lo, rows);
+    memcpy(b->host + l->hi, kb->hi, rows);
+    if (kb->slots)
+        memcpy(b->host + l->slots, kb->slots, rows);
+    seqs_fill(b, kb, l);
+    for (uint32_t r = 0; r < kb->n_rows; r++)
+        while (span < kb->hi[r])
+            span *= 2;
+    memset(&b->view, 0, sizeof b->view);
+    b->view.ids = (const int32_t *)(b->dev + l->ids);
+    b->view.positions = (const int32_t *)(b->dev + l->positions);
+    b->view.seq = (const uint32_t *)(b->dev + l->seq);
+    b->view.lo = (const uint32_t *)(b->dev + l->lo);
+    b->view.hi = (const uint32_t *)(b->dev + l->hi);
+    b->view.slots = kb->slots ? (const uint32_t *)(b->dev + l->slots) : NULL;
+    b->view.seqs = (const struct dev_seq *)(b->dev + l->seqs);
+    b->view.tiles = (const struct dev_tile *)(b->dev + b->tiles_at);
+    b->view.n_rows = kb->n_rows;
+    b->view.n_seqs = kb->n_seqs;
+    b->view.span = span;
+    tiles_fill(c);
+}
+
+void cuda_batch_begin(struct kn *kn, const struct kn_batch *kb)
+{
+    struct cuda *c = cuda_of(kn);
+    struct batch *b = &c->batch;
+    struct layout l;
+    enum stream_kind kind = kind_of(kb);
+    kn_assert(!b->open);
+    batch_check(kb);
+    b->open = true;
+    b->uploaded = false;
+    b->b = kb;
+    if (c->failed != cudaSuccess)
+        return;
+    stream_use(c, kind);
+    layout_make(b, kb, &l);
+    if (!batch_room(c, b->bytes))
+        return;
+    b->side_used = b->side_sent = b->side_at;
+    batch_fill(c, kb, &l);
+    capture_begin(c, kind == STREAM_DECODE);
+    if (!c->capture.on)
+        batch_upload(c);
+}
+
+void cuda_batch_end(struct kn *kn, const struct kn_batch *kb)
+{
+    struct cuda *c = cuda_of(kn);
+    kn_assert(c->batch.open && c->batch.b == kb);
+    capture_flush(c);
+    c->capture.on = false;
+    c->batch.open = false;
+    c->batch.b = NULL;
+    if (c->failed == cudaSuccess)
+        arenas_collect(c, false);
+}
+
+void batch_upload(struct cuda *c)
+{
+    struct batch *b = &c->batch;
+    size_t from = b->uploaded ? b->side_sent : 0, to = b->uploaded ? b->side_used : b->bytes;
+    if (from >= to || c->failed != cudaSuccess)
+        return;
+    RUN(c, cudaMemcpyAsync, b->dev + from, b->host + from, to - from, cudaMemcpyHostToDevice,
+        c->stream);
+    b->in_flight = RUN(c, cudaEventRecord, b->copied, c->stream);
+    b->uploaded = true;
+    b->side_sent = b->side_used;
+}
+
+const uint32_t *batch_side(struct cuda *c, const uint32_t *src, uint32_t n)
+{
+    struct batch *b = &c->batch;
+    size_t bytes = n * sizeof *src, at = b->side_used;
+    if (c->capture.on && at + bytes > b->side_end) {
+        capture_flush(c);
+        c->capture.on = false;
+    }
+    if (!c->capture.on)
+        return (const uint32_t *)side_push(c, src, bytes);
+    memcpy(b->host + at, src, bytes);
+    take(&b->side_used, bytes);
+    return (const uint32_t *)(b->dev + at);
+}

@@ -1,0 +1,187 @@
+/* capture.cu: decode passes as CUDA graphs.
+ *
+ *      batch_begin   the pass collects its ops in a list
+ *      flush         one copy of the batch to the device, then
+ *                      list and batch layout seen never    run op by op (it warms up what loads lazily)
+ *                      seen once                           captured into a graph, launched
+ *                      seen more often                     the graph is launched
+ *
+ * "Seen" compares every argument of every op and the batch's view byte by byte: addresses, shapes, and the power of two
+ * that the context's length is rounded to. What changes from step to step (ids, positions, slot lists, ranges) is read by
+ * the kernels from the batch's device memory, whose places follow from the number of rows. So there is one graph per
+ * number of rows and length of context, at most GRAPHS_MAX; the one that was not used longest makes room.
+ *
+ * Freed weights and buffers throw all graphs away: a new one at the same address must not look the same. */
+#include "backend.h"
+
+static void (*const run_table[OP_N])(struct cuda *c, const struct op *o) = {
+    run_embed,        run_rmsnorm,     run_linear,    run_rope,   run_kv_write,
+    run_hidden_write, run_hidden_read, run_attention, run_swiglu, run_gather,
+};
+
+int capture_open(struct cuda *c)
+{
+    c->capture.list = (struct op *)malloc(OPS_MAX * sizeof(struct op));
+    return c->capture.list ? KN_OK : KN_ENOMEM;
+}
+
+static void graph_drop(struct graph *g)
+{
+    if (g->exec)
+        cudaGraphExecDestroy(g->exec);
+    free(g->ops);
+    memset(g, 0, sizeof *g);
+}
+
+static void graphs_drop(struct capture *p)
+{
+    for (uint32_t i = 0; i < p->n_graphs; i++)
+        graph_drop(&p->graphs[i]);
+    p->n_graphs = 0;
+}
+
+void capture_close(struct cuda *c)
+{
+    graphs_drop(&c->capture);
+    free(c->capture.list);
+}
+
+void capture_reset(struct cuda *c)
+{
+    capture_flush(c);
+    if (c->capture.n_graphs == 0)
+        return;
+    if (c->failed == cudaSuccess) /* one of them may be under way */
+        RUN(c, cudaStreamSynchronize, c->streams[STREAM_DECODE]);
+    graphs_drop(&c->capture);
+}
+
+void capture_begin(struct cuda *c, bool decode)
+{
+    c->capture.on = decode && !c->capture.disabled && c->failed == cudaSuccess;
+    c->capture.n = 0;
+    c->capture.pass++;
+}
+
+void op_run(struct cuda *c, const struct op *o)
+{
+    if (c->failed == cudaSuccess)
+        run_table[o->kind](c, o);
+}
+
+void op_submit(struct cuda *c, const struct op *o)
+{
+    struct capture *p = &c->capture;
+    if (p->on && p->n == OPS_MAX) {
+        capture_flush(c);
+        p->on = false;
+    }
+    if (p->on)
+        p->list[p->n++] = *o;
+    else
+        op_run(c, o);
+}
+
+/* ---- graphs ---- */
+
+static uint64_t hash_bytes(uint64_t h, const void *data, size_t bytes)
+{
+    const uint8_t *p = (const uint8_t *)data;
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        uint64_t w;
+        memcpy(&w, p + i, 8);
+        h = (h ^ w) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static bool is_same(const struct graph *g, const struct cuda *c, uint64_t hash)
+{
+    const struct capture *p = &c->capture;
+    return g->hash == hash && g->n_ops == p->n && g->stream == c->stream &&
+           memcmp(&g->view, &c->batch.view, sizeof g->view) == 0 &&
+           memcmp(g->ops, p->list, p->n * sizeof *p->list) == 0;
+}
+
+/* The entry of the list that was collected, a new one if need be; NULL without memory for it. */
+static struct graph *graph_find(struct cuda *c)
+{
+    struct capture *p = &c->capture;
+    uint64_t hash = hash_bytes(p->n, p->list, p->n * sizeof *p->list);
+    struct graph *oldest = &p->graphs[0];
+    hash = hash_bytes(hash, &c->batch.view, sizeof c->batch.view);
+    for (uint32_t i = 0; i < p->n_graphs; i++) {
+        if (is_same(&p->graphs[i], c, hash))
+            return &p->graphs[i];
+        if (p->graphs[i].used < oldest->used)
+            oldest = &p->graphs[i];
+    }
+    struct op *ops = (struct op *)malloc(p->n * sizeof *ops);
+    if (!ops)
+        return NULL;
+    if (p->n_graphs < GRAPHS_MAX) {
+        oldest = &p->graphs[p->n_graphs++];
+    } else {
+        if (oldest
+                ->exec) /* it ran last GRAPHS_MAX passes ago or more, but nobody has waited since */
+            RUN(c, cudaStreamSynchronize, oldest->stream);
+        graph_drop(oldest);
+    }
+    memcpy(ops, p->list, p->n * sizeof *ops);
+    memset(oldest, 0, sizeof *oldest);
+    oldest->hash = hash;
+    oldest->ops = ops;
+    oldest->n_ops = p->n;
+    oldest->stream = c->stream;
+    oldest->view = c->batch.view;
+    return oldest;
+}
+
+static void list_run(struct cuda *c)
+{
+    for (uint32_t i = 0; i < c->capture.n; i++)
+        op_run(c, &c->capture.list[i]);
+}
+
+/* Captures the list; false: this device or driver cannot, and nothing has run. */
+static bool graph_capture(struct cuda *c, struct graph *g)
+{
+    cudaGraph_t made = NULL;
+    if (TRY(c, cudaStreamBeginCapture, c->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess)
+        return false;
+    list_run(c);
+    cudaError_t e = TRY(c, cudaStreamEndCapture, c->stream, &made);
+    if (e == cudaSuccess && c->failed == cudaSuccess)
+        e = TRY(c, cudaGraphInstantiate, &g->exec, made, 0);
+    if (made)
+        cudaGraphDestroy(made);
+    if (e != cudaSuccess || !g->exec) {
+        g->exec = NULL;
+        cudaGetLastError();
+        return false;
+    }
+    c->capture.captured++;
+    return true;
+}
+
+void capture_flush(struct cuda *c)
+{
+    struct capture *p = &c->capture;
+    if (p->n == 0)
+        return;
+    batch_upload(c);
+    struct graph *g = c->failed == cudaSuccess ? graph_find(c) : NULL;
+    if (g) {
+        g->used = p->pass;
+        if (g->seen++ == 1 && !graph_capture(c, g))
+            p->disabled = true;
+    }
+    if (g && g->exec && c->failed == cudaSuccess) {
+        RUN(c, cudaGraphLaunch, g->exec, c->stream);
+        p->launched++;
+    } else {
+        list_run(c);
+    }
+    p->n = 0;
+}

@@ -1,0 +1,240 @@
+/* kv.cu: rows into pages and out of them.
+ *
+ *   page = base + (slot / 64) * stride: [layer][K | V][kv head][64 rows][head_dim], then [64][d_hidden], then [64] scales
+ *   (halves only), as kn.h and kn_kv_addr.h have it. */
+#include "kv.cuh"
+
+struct dev_seq dev_seq_of(const struct kn_kv *kv)
+{
+    struct dev_seq s;
+    memset(&s, 0, sizeof s);
+    s.base = (uint8_t *)kv->base;
+    s.stride = kv->stride;
+    s.n_layers = kv->n_layers;
+    s.n_kv_heads = kv->n_kv_heads;
+    s.head_dim = kv->head_dim;
+    s.d_hidden = kv->d_hidden;
+    s.is_half = kv->type == KN_F16;
+    return s;
+}
+
+/* ---- keys and values ---- */
+
+/* One block a row; K and V of all heads. */
+__global__ void __launch_bounds__(128)
+    kv_write(struct dev_batch b, uint32_t layer, const float *k, const float *v)
+{
+    uint32_t row = blockIdx.x;
+    struct dev_seq s = b.seqs[b.seq[row]];
+    uint32_t slot = b.slots[row], d = s.head_dim, width = s.n_kv_heads * d;
+    for (uint32_t part = 0; part < 2; part++) {
+        const float *from = (part ? v : k) + (size_t)row * width;
+        if (d % 8 == 0 && s.is_half) { /* eight values are 16 bytes, and of one head */
+            for (uint32_t i = threadIdx.x * 8; i < width; i += 128 * 8) {
+                float4 lo = *(const float4 *)(from + i), hi = *(const float4 *)(from + i + 4);
+                uint8_t *to = kv_row(s, slot, layer, part, i / d) + (i % d) * 2;
+                *(uint4 *)to = make_uint4(pack2(lo.x, lo.y), pack2(lo.z, lo.w), pack2(hi.x, hi.y),
+                                          pack2(hi.z, hi.w));
+            }
+            continue;
+        }
+        for (uint32_t i = threadIdx.x; i < width; i += 128) {
+            uint8_t *to = kv_row(s, slot, layer, part, i / d);
+            if (s.is_half)
+                ((half_t *)to)[i % d] = f2h(from[i]);
+            else
+                ((float *)to)[i % d] = from[i];
+        }
+    }
+}
+
+void run_kv_write(struct cuda *c, const struct op *o)
+{
+    const struct op_kv_write *w = &o->u.kv_write;
+    if (c->batch.view.n_rows > 0)
+        KERNEL(c, kv_write, dim3(c->batch.view.n_rows), dim3(128), 0, c->batch.view, w->layer, w->k,
+               w->v);
+}
+
+void cuda_kv_write(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *k,
+                   const float *v)
+{
+    struct cuda *c = cuda_of(kn);
+    struct op o = op_make(OP_KV_WRITE);
+    kn_assert(b->slots && c->batch.b == b);
+    o.u.kv_write.layer = layer;
+    o.u.kv_write.k = k;
+    o.u.kv_write.v = v;
+    op_submit(c, &o);
+}
+
+/* ---- hidden rows ---- */
+
+/* kn_kv_scale_for: the power of two that brings a row's largest magnitude to [2^14, 2^15). */
+DEV float hidden_scale_for(float max_abs)
+{
+    uint32_t e = __float_as_uint(max_abs) >> 23 & 255u;
+    uint32_t s = e == 255 ? 127 : e < 15 ? 1 : e - 14;
+    return __uint_as_float(s << 23);
+}
+
+/* One block a row of d values. */
+__global__ void __launch_bounds__(256) hidden_write(struct dev_batch b, const float *x, uint32_t d)
+{
+    DYN_SMEM(float, part); /* one a warp */
+    uint32_t row = blockIdx.x, slot = b.slots[row];
+    struct dev_seq s = b.seqs[b.seq[row]];
+    const float *from = x + (size_t)row * d;
+    if (s.d_hidden == 0)
+        return;
+    if (!s.is_half) {
+        float *to = (float *)kv_hidden(s, slot);
+        for (uint32_t i = threadIdx.x; i < d; i += 256)
+            to[i] = from[i];
+        return;
+    }
+    float m = 0.0f;
+    for (uint32_t i = threadIdx.x; i < d; i += 256)
+        m = fmaxf(m, fabsf(from[i]));
+    m = warp_max(m);
+    if (lane_id() == 0)
+        part[warp_id()] = m;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        m = fmaxf(m, part[i]);
+    float scale = hidden_scale_for(m), inverse = 1.0f / scale; /* powers of two: exact */
+    half_t *to = (half_t *)kv_hidden(s, slot);
+    for (uint32_t i = threadIdx.x; i < d; i += 256)
+        to[i] = f2h(from[i] * inverse);
+    if (threadIdx.x == 0)
+        *kv_hidden_scale(s, slot) = scale;
+}
+
+void run_hidden_write(struct cuda *c, const struct op *o)
+{
+    const struct op_hidden *h = &o->u.hidden;
+    KERNEL(c, hidden_write, dim3(c->batch.view.n_rows), dim3(256), 8 * sizeof(float), c->batch.view,
+           (const float *)h->x, h->d);
+}
+
+void cuda_hidden_write(struct kn *kn, const struct kn_batch *b, const float *x)
+{
+    struct cuda *c = cuda_of(kn);
+    struct op o = op_make(OP_HIDDEN_WRITE);
+    kn_assert(b->slots && c->batch.b == b);
+    for (uint32_t i = 0; i < b->n_seqs; i++) /* one model a batch: one width */
+        o.u.hidden.d = KN_MAX(o.u.hidden.d, b->seqs[i].kv->d_hidden);
+    if (o.u.hidden.d == 0 || b->n_rows == 0)
+        return;
+    o.u.hidden.x = (float *)(uintptr_t)x;
+    op_submit(c, &o);
+}
+
+__global__ void __launch_bounds__(256)
+    hidden_read(struct dev_batch b, const uint32_t *row_slots, float *out, uint32_t d)
+{
+    uint32_t row = blockIdx.x, slot = row_slots[row];
+    struct dev_seq s = b.seqs[b.seq[row]];
+    float *to = out + (size_t)row * d;
+    float scale = s.is_half ? *kv_hidden_scale(s, slot) : 1.0f;
+    const uint8_t *from = kv_hidden(s, slot);
+    for (uint32_t i = threadIdx.x; i < d; i += 256)
+        to[i] = (s.is_half ? h2f(((const half_t *)from)[i]) : ((const float *)from)[i]) * scale;
+}
+
+void run_hidden_read(struct cuda *c, const struct op *o)
+{
+    const struct op_hidden *h = &o->u.hidden;
+    KERNEL(c, hidden_read, dim3(c->batch.view.n_rows), dim3(256), 0, c->batch.view, h->slots, h->x,
+           h->d);
+}
+
+void cuda_hidden_read(struct kn *kn, const struct kn_batch *b, const uint32_t *row_slots,
+                      float *out)
+{
+    struct cuda *c = cuda_of(kn);
+    struct op o = op_make(OP_HIDDEN_READ);
+    kn_assert(c->batch.b == b);
+    if (b->n_rows == 0)
+        return;
+    o.u.hidden.d = b->seqs[b->seq[0]].kv->d_hidden;
+    for (uint32_t r = 0; r < b->n_rows; r++)
+        kn_assert(b->seqs[b->seq[r]].kv->d_hidden == o.u.hidden.d);
+    kn_assert(o.u.hidden.d > 0);
+    o.u.hidden.slots = batch_side(c, row_slots, b->n_rows);
+    o.u.hidden.x = out;
+    op_submit(c, &o);
+}
+
+/* ---- one row, and keys for the host ---- */
+
+/* Blocks 0 .. layers * 2 * heads - 1 copy a head's key or value, the last one the hidden row. */
+__global__ void __launch_bounds__(64) row_copy(struct dev_seq s, uint32_t dst, uint32_t src)
+{
+    uint32_t runs = s.n_layers * 2 * s.n_kv_heads, run = blockIdx.x;
+    uint32_t elem = s.is_half ? 2 : 4;
+    const uint8_t *from;
+    uint8_t *to;
+    uint32_t bytes;
+    if (run < runs) {
+        uint32_t head = run % s.n_kv_heads, part = run / s.n_kv_heads % 2;
+        from = kv_row(s, src, run / s.n_kv_heads / 2, part, head);
+        to = kv_row(s, dst, run / s.n_kv_heads / 2, part, head);
+        bytes = s.head_dim * elem;
+    } else {
+        from = kv_hidden(s, src);
+        to = kv_hidden(s, dst);
+        bytes = s.d_hidden * elem;
+        if (s.is_half && threadIdx.x == 0)
+            *kv_hidden_scale(s, dst) = *kv_hidden_scale(s, src);
+    }
+    if (bytes % 16 == 0)
+        for (uint32_t i = threadIdx.x * 16; i < bytes; i += 64 * 16)
+            *(uint4 *)(to + i) = *(const uint4 *)(from + i);
+    else
+        for (uint32_t i = threadIdx.x * 2; i < bytes; i += 64 * 2)
+            *(uint16_t *)(to + i) = *(const uint16_t *)(from + i);
+}
+
+void cuda_row_copy(struct kn *kn, const struct kn_kv *kv, uint32_t dst_slot, uint32_t src_slot)
+{
+    struct cuda *c = cuda_of(kn);
+    if (dst_slot == src_slot)
+        return;
+    capture_flush(c);
+    struct dev_seq s = dev_seq_of(kv);
+    KERNEL(c, row_copy, dim3(kv->n_layers * 2 * kv->n_kv_heads + (kv->d_hidden > 0)), dim3(64), 0,
+           s, dst_slot, src_slot);
+}
+
+/* One block a row: the keys of all heads as floats. */
+__global__ void __launch_bounds__(128)
+    keys_read(struct dev_seq s, const uint32_t *slots, uint32_t layer, float *out)
+{
+    uint32_t d = s.head_dim, width = s.n_kv_heads * d, slot = slots[blockIdx.x];
+    for (uint32_t i = threadIdx.x; i < width; i += 128) {
+        const uint8_t *from = kv_row(s, slot, layer, 0, i / d);
+        out[(size_t)blockIdx.x * width + i] =
+            s.is_half ? h2f(((const half_t *)from)[i % d]) : ((const float *)from)[i % d];
+    }
+}
+
+void cuda_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32_t first,
+                    uint32_t count, float *ret)
+{
+    struct cuda *c = cuda_of(kn);
+    uint32_t width = s->kv->n_kv_heads * s->kv->head_dim;
+    size_t row_bytes = width * sizeof(float);
+    uint32_t piece = (uint32_t)KN_MIN(c->scratch.x_bytes / row_bytes, SIDE_MAX / sizeof(uint32_t));
+    kn_assert(first <= s->n && count <= s->n - first && layer < s->kv->n_layers);
+    capture_flush(c);
+    for (uint32_t at = 0; at < count; at += piece) {
+        uint32_t n = KN_MIN(piece, count - at);
+        const uint32_t *slots =
+            (const uint32_t *)side_push(c, s->slots + first + at, n * sizeof(uint32_t));
+        KERNEL(c, keys_read, dim3(n), dim3(128), 0, dev_seq_of(s->kv), slots, layer,
+               (float *)c->scratch.x);
+        fetch(c, ret + (size_t)at * width, c->scratch.x, n * row_bytes);
+    }
+}

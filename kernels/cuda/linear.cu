@@ -1,0 +1,298 @@
+/* linear.cu: which way a product goes, and the forms of its input.
+ *
+ *      weights      rows 1..4              5..64                       more
+ *      quantised    dp4a, x as int8        tensor cores, x as int8     expanded to halves slice by slice, cuBLAS
+ *      F16, BF16    x as f32               cuBLAS, x as halves or bf16, f32 sums
+ *      F32          x as f32               cuBLAS in f32, no TF32: with f32 caches nothing is ever rounded below f32
+ *
+ * Sums. int8: exact within a block of 32 (sub-block of 16), blocks added in f32 with kn_int8.h's two fma; linear_gemv.cu
+ * and linear_gemm.cu say in which order. Halves: values beyond 2^15 would overflow, so if there are any, x is divided by a
+ * power of two for the whole call and the sums are multiplied by it (exact unless values become subnormal). */
+#include "linear.cuh"
+
+#define GRID_Y_MAX ((size_t)65535)
+
+/* ---- activations ---- */
+
+/* Four values a thread, eight threads a block of 32. Whole warps are in or out: kbp is a multiple of 4. */
+__global__ void __launch_bounds__(256) quantise(const float *x, uint32_t rows, uint32_t kb,
+                                                struct x_int8 to, uint8_t *codes, uint2 *scales)
+{
+    uint32_t i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y, blk = i / 8, q = i % 8;
+    if (blk >= to.kbp)
+        return;
+    bool real = row < rows && blk < kb;
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (real)
+        v = *(const float4 *)(x + ((size_t)row * kb + blk) * 32 + q * 4);
+    float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1)
+        amax = fmaxf(amax, __shfl_xor_sync(FULL_WARP, amax, o));
+    bool zeros = !(amax >= KN_INT8_AMAX_MIN);
+    float inverse = zeros ? 0.0f : __fdiv_rn(127.0f, amax);
+    int a = __float2int_rn(__fmul_rn(v.x, inverse)), b = __float2int_rn(__fmul_rn(v.y, inverse));
+    int c = __float2int_rn(__fmul_rn(v.z, inverse)), d = __float2int_rn(__fmul_rn(v.w, inverse));
+    uint32_t word = ((uint32_t)a & 255u) | ((uint32_t)b & 255u) << 8 | ((uint32_t)c & 255u) << 16 |
+                    (uint32_t)d << 24;
+    ((uint32_t *)codes)[(((size_t)row * 2 + q / 4) * to.kbp + blk) * 4 + q % 4] = word;
+    int sum = a + b + c + d;
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    int other = __shfl_xor_sync(FULL_WARP, sum, 4);
+    if (q == 0)
+        scales[(size_t)blk * to.rows_pad + row] =
+            make_uint2(__float_as_uint(zeros ? 0.0f : __fdiv_rn(amax, 127.0f)),
+                       ((uint32_t)sum & 0xffffu) | (uint32_t)other << 16);
+}
+
+struct x_int8 x_to_int8(struct cuda *c, const float *x, uint32_t rows, uint32_t cols,
+                        uint32_t rows_pad)
+{
+    struct x_int8 r;
+    uint8_t *codes = c->scratch.x;
+    r.kbp = (cols / 32 + 3) / 4 * 4;
+    r.rows_pad = rows_pad;
+    uint2 *scales = (uint2 *)(codes + (size_t)rows_pad * r.kbp * 32);
+    r.codes = codes;
+    r.scales = scales;
+    kn_assert((size_t)rows_pad * r.kbp * 40 <= c->scratch.x_bytes);
+    KERNEL(c, quantise, dim3((r.kbp * 8 + 255) / 256, rows_pad), dim3(256), 0, x, rows, cols / 32,
+           r, codes, scales);
+    return r;
+}
+
+/* The largest magnitude of n values, as the bits of a float, into *ret (zero before). */
+__global__ void __launch_bounds__(256) largest(const float *x, size_t n, uint32_t *ret)
+{
+    float m = 0.0f;
+    for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (size_t)gridDim.x * 256)
+        m = fmaxf(m, fabsf(x[i]));
+    m = warp_max(m);
+    if (lane_id() == 0)
+        atomicMax(ret, __float_as_uint(m));
+}
+
+/* The power of two that halves are divided by: 1 up to 2^15, and for what is not finite. */
+DEV float half_scale(uint32_t largest_bits)
+{
+    uint32_t e = largest_bits >> 23;
+    return e < 142 || e == 255 ? 1.0f : __uint_as_float((e - 141 + 127) << 23);
+}
+
+/* Rows of cols floats to rows of ld halves or bf16, the rest zeros. */
+template <bool BF16>
+__global__ void __launch_bounds__(256)
+    narrow(const float *x, uint32_t cols, uint32_t ld, const uint32_t *largest_bits, float *alpha,
+           uint16_t *out)
+{
+    size_t row = blockIdx.y;
+    uint32_t i = (blockIdx.x * 256 + threadIdx.x) * 8;
+    float scale = BF16 ? 1.0f : half_scale(*largest_bits), inverse = 1.0f / scale;
+    if (row == 0 && i == 0)
+        *alpha = scale;
+    if (i >= ld)
+        return;
+    float v[8];
+    if (cols % 8 == 0) {
+        float4 a = *(const float4 *)(x + row * cols + i);
+        float4 b = *(const float4 *)(x + row * cols + i + 4);
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+        v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    } else {
+        for (uint32_t k = 0; k < 8; k++)
+            v[k] = i + k < cols ? x[row * cols + i + k] : 0.0f;
+    }
+    uint32_t w[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        w[k] = BF16 ? (f2bf(v[2 * k]) | (uint32_t)f2bf(v[2 * k + 1]) << 16)
+                    : pack2(v[2 * k] * inverse, v[2 * k + 1] * inverse);
+    *(uint4 *)(out + row * ld + i) = make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+cudaDataType x_type(const struct cuda *c, enum kn_type weight)
+{
+    if (weight == KN_F32)
+        return CUDA_R_32F;
+    return weight == KN_BF16 && c->sm >= 80 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+uint32_t x_rows_max(const struct cuda *c, cudaDataType type, uint32_t cols)
+{
+    size_t row = (size_t)(cols + 7) / 8 * 16;
+    size_t n = type == CUDA_R_32F ? GRID_Y_MAX : KN_MIN(GRID_Y_MAX, c->scratch.x_bytes / row);
+    return (uint32_t)KN_MAX((size_t)1, n);
+}
+
+struct x_plain x_to_plain(struct cuda *c, cudaDataType type, const float *x, uint32_t rows,
+                          uint32_t cols)
+{
+    struct x_plain r = {x, type, rows, cols, cols, c->scratch.one};
+    if (type == CUDA_R_32F)
+        return r;
+    uint32_t ld = (cols + 7) / 8 * 8;
+    uint16_t *out = (uint16_t *)c->scratch.x;
+    float *alpha = c->scratch.one + 2;
+    dim3 grid((ld / 8 + 255) / 256, rows);
+    kn_assert((size_t)rows * ld * 2 <= c->scratch.x_bytes);
+    if (type == CUDA_R_16BF) {
+        KERNEL(c, narrow<true>, grid, dim3(256), 0, x, cols, ld, c->scratch.words, alpha, out);
+    } else {
+        size_t n = (size_t)rows * cols;
+        unsigned blocks = (unsigned)KN_MIN((n + 4095) / 4096, (size_t)c->n_sms * 8);
+        RUN(c, cudaMemsetAsync, c->scratch.words, 0, sizeof(uint32_t), c->stream);
+        KERNEL(c, largest, dim3(blocks), dim3(256), 0, x, n, c->scratch.words);
+        KERNEL(c, narrow<false>, grid, dim3(256), 0, x, cols, ld, c->scratch.words, alpha, out);
+    }
+    r.x = out;
+    r.ld = ld;
+    r.alpha = alpha;
+    return r;
+}
+
+/* ---- cuBLAS ---- */
+
+/* Row-major out = x . w^T is, column by column, w^T's transpose times x. */
+static void blas(struct cuda *c, const void *w, uint32_t ldw, uint32_t n, const struct x_plain *x,
+                 float *out, uint32_t ldc, bool add)
+{
+    bool f32 = x->type == CUDA_R_32F;
+    if (c->failed != cudaSuccess)
+        return;
+    RUN_BLAS(c, cublasGemmEx, c->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)x->rows, (int)x->cols,
+             x->alpha, w, x->type, (int)ldw, x->x, x->type, (int)x->ld,
+             c->scratch.one + (add ? 0 : 1), out, CUDA_R_32F, (int)ldc,
+             f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+}
+
+void product(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t n,
+             const struct x_plain *x, float *out, uint32_t ldc, bool add)
+{
+    bool as_it_is =
+        w->type == KN_F32 || w->type == KN_F16 || (w->type == KN_BF16 && x->type == CUDA_R_16BF);
+    if (as_it_is) {
+        size_t elem = w->type == KN_F32 ? 4 : 2;
+        blas(c, w->p.a + (size_t)first * w->p.ld * elem, w->p.ld, n, x, out, ldc, add);
+        return;
+    }
+    uint32_t ld = w->type == KN_BF16 ? w->p.ld : w->cols;
+    uint32_t slice = (uint32_t)KN_MAX((size_t)1, c->scratch.w_bytes / (ld * sizeof(uint16_t)));
+    for (uint32_t at = 0; at < n; at += slice) {
+        uint32_t m = KN_MIN(slice, n - at);
+        weight_to_half(c, w, first + at, m, ld, c->scratch.w);
+        blas(c, c->scratch.w, ld, m, x, out + at, ldc, add);
+    }
+}
+
+/* out = bias, or out + bias: what a product is then added to. */
+__global__ void __launch_bounds__(256)
+    bias_rows(float *out, const float *bias, uint32_t n, bool add)
+{
+    uint32_t i = blockIdx.x * 256 + threadIdx.x;
+    float *at = out + (size_t)blockIdx.y * n + i;
+    if (i < n)
+        *at = add ? *at + bias[i] : bias[i];
+}
+
+/* Rows first .. first + rows of one matrix's outputs. */
+static void product_out(struct cuda *c, const struct op_linear *l, uint32_t i, uint32_t first,
+                        const struct x_plain *x)
+{
+    const struct kn_weight *w = l->w[i];
+    float *out = l->outs[i] + (size_t)first * w->rows;
+    if (l->bias[i])
+        KERNEL(c, bias_rows, dim3((w->rows + 255) / 256, x->rows), dim3(256), 0, out, l->bias[i],
+               w->rows, (bool)l->add);
+    product(c, w, 0, w->rows, x, out, w->rows, l->add || l->bias[i]);
+}
+
+/* ---- the choice ---- */
+
+static struct jobs jobs_of(const struct op_linear *l, uint32_t first, uint32_t n)
+{
+    struct jobs j;
+    memset(&j, 0, sizeof j);
+    j.n = n;
+    j.rows = l->rows;
+    j.add = l->add;
+    for (uint32_t i = 0; i < n; i++) {
+        j.p[i] = l->w[first + i]->p;
+        j.bias[i] = l->bias[first + i];
+        j.out[i] = l->outs[first + i];
+    }
+    return j;
+}
+
+/* Matrices first .. first + n, all of one type, by cuBLAS, as many rows at a time as the scratch holds. */
+static void run_plain(struct cuda *c, const struct op_linear *l, uint32_t first, uint32_t n)
+{
+    cudaDataType type = x_type(c, l->w[first]->type);
+    uint32_t cols = l->w[0]->cols, piece = x_rows_max(c, type, cols);
+    for (uint32_t r = 0; r < l->rows; r += piece) {
+        uint32_t rows = KN_MIN(piece, l->rows - r);
+        struct x_plain x = x_to_plain(c, type, l->x + (size_t)r * cols, rows, cols);
+        for (uint32_t i = first; i < first + n; i++)
+            product_out(c, l, i, r, &x);
+    }
+}
+
+static void run_group(struct cuda *c, const struct op_linear *l, uint32_t first, uint32_t n)
+{
+    enum kn_type type = l->w[first]->type;
+    bool quantised = kn_int8_format(type) != NULL;
+    struct jobs j = jobs_of(l, first, n);
+    if (l->rows > GEMV_ROWS && (!quantised || l->rows > GEMM_ROWS)) {
+        run_plain(c, l, first, n);
+        return;
+    }
+    if (!quantised) {
+        gemv_floats(c, type, &j, l->x);
+        return;
+    }
+    bool few = l->rows <= GEMV_ROWS;
+    struct x_int8 x =
+        x_to_int8(c, l->x, l->rows, l->w[0]->cols, few ? gemv_pad(l->rows) : gemm_pad(l->rows));
+    if (few)
+        gemv_quantised(c, type, &j, &x);
+    else
+        gemm_quantised(c, type, &j, &x);
+}
+
+void run_linear(struct cuda *c, const struct op *o)
+{
+    const struct op_linear *l = &o->u.linear;
+    for (uint32_t first = 0, end; first < l->n_w; first = end) {
+        for (end = first + 1; end < l->n_w && l->w[end]->type == l->w[first]->type;)
+            end++;
+        run_group(c, l, first, end - first);
+    }
+}
+
+int linear_open(struct cuda *c)
+{
+    if (!RUN_BLAS(c, cublasSetPointerMode, c->blas, CUBLAS_POINTER_MODE_DEVICE))
+        return KN_EDEVICE;
+    return gemm_open(c);
+}
+
+void cuda_linear(struct kn *kn, uint32_t n_w, const struct kn_weight *const *w,
+                 const float *const *bias, const float *x, uint32_t rows, float *const *outs,
+                 bool add)
+{
+    struct op o = op_make(OP_LINEAR);
+    kn_assert(n_w >= 1 && n_w <= KN_LINEAR_MAX);
+    if (rows == 0)
+        return;
+    for (uint32_t i = 0; i < n_w; i++) {
+        kn_assert(w[i]->magic == CUDA_WEIGHT_MAGIC && w[i]->cols == w[0]->cols);
+        o.u.linear.w[i] = w[i];
+        o.u.linear.bias[i] = bias ? bias[i] : NULL;
+        o.u.linear.outs[i] = outs[i];
+    }
+    o.u.linear.x = x;
+    o.u.linear.n_w = n_w;
+    o.u.linear.rows = rows;
+    o.u.linear.add = add;
+    op_submit(cuda_of(kn), &o);
+}

@@ -1,0 +1,86 @@
+/* linear.cuh: shared by the linear files: activations in the forms that products want, and jobs. */
+#ifndef BACKCAST_LINEAR_CUH
+#define BACKCAST_LINEAR_CUH
+#include "quant.cuh"
+
+/* Activations under kn_int8.h's rule 1, [rows_pad] rows padded with zeros in both directions:
+ *
+ *      codes   [row][half h][kbp][16 bytes]      values 16h .. 16h + 15 of each block of 32
+ *      scales  [kbp][rows_pad]                   da, and the exact sums of the two halves (16 bits each) */
+struct x_int8 {
+    const uint8_t *codes;
+    const uint2 *scales;
+    uint32_t kbp, rows_pad;
+};
+
+DEV const uint8_t *x_codes(const struct x_int8 &x, uint32_t row, uint32_t h, uint32_t blk)
+{
+    return x.codes + (((size_t)row * 2 + h) * x.kbp + blk) * 16;
+}
+DEV float x_scale(uint2 s)
+{
+    return __uint_as_float(s.x);
+}
+DEV int x_sum(uint2 s, int h) /* of half h */
+{
+    return (int)(int16_t)(s.y >> 16 * h & 0xffffu);
+}
+
+/* Up to three matrices of one type that share their input, in one launch: matrix i has the grid's columns of blocks from
+ * first[i] on. */
+struct jobs {
+    struct packed p[KN_LINEAR_MAX];
+    const float *bias[KN_LINEAR_MAX];
+    float *out[KN_LINEAR_MAX];
+    uint32_t first[KN_LINEAR_MAX + 1];
+    uint32_t n, rows, add;
+};
+
+DEV uint32_t job_of(const struct jobs &j, uint32_t block)
+{
+    uint32_t i = 0;
+    while (i + 1 < j.n && block >= j.first[i + 1])
+        i++;
+    return i;
+}
+
+DEV void job_store(const struct jobs &j, uint32_t i, uint32_t row, uint32_t o, float t)
+{
+    float *at = j.out[i] + (size_t)row * j.p[i].rows + o;
+    if (j.bias[i])
+        t += j.bias[i][o];
+    *at = j.add ? *at + t : t;
+}
+
+/* linear.cu */
+/* x [rows][cols] to int8 in the scratch, padded to rows_pad rows. */
+struct x_int8 x_to_int8(struct cuda *c, const float *x, uint32_t rows, uint32_t cols,
+                        uint32_t rows_pad);
+/* What type of activations a weight's library product takes: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF. */
+cudaDataType x_type(const struct cuda *c, enum kn_type weight);
+/* x [rows][cols] in that type for `product`, in the scratch (f32: as it is). rows <= x_rows_max. */
+struct x_plain {
+    const void *x;
+    cudaDataType type;
+    uint32_t rows, cols, ld;
+    const float *alpha; /* device: what products are multiplied with */
+};
+struct x_plain x_to_plain(struct cuda *c, cudaDataType type, const float *x, uint32_t rows,
+                          uint32_t cols);
+uint32_t x_rows_max(const struct cuda *c, cudaDataType type, uint32_t cols);
+/* out [rows][ldc], columns 0 .. n - 1 (+)= x . (rows first .. first + n of w)^T, through cuBLAS. */
+void product(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t n,
+             const struct x_plain *x, float *out, uint32_t ldc, bool add);
+
+/* linear_gemv.cu: at most GEMV_ROWS rows. x: int8 for quantised weights (padded to gemv_pad), else f32. */
+#define GEMV_ROWS 4
+uint32_t gemv_pad(uint32_t rows);
+void gemv_quantised(struct cuda *c, enum kn_type type, struct jobs *j, const struct x_int8 *x);
+void gemv_floats(struct cuda *c, enum kn_type type, struct jobs *j, const float *x);
+
+/* linear_gemm.cu: quantised weights, at most GEMM_ROWS rows, padded to gemm_pad. */
+#define GEMM_ROWS 64
+uint32_t gemm_pad(uint32_t rows);
+int gemm_open(struct cuda *c);
+void gemm_quantised(struct cuda *c, enum kn_type type, struct jobs *j, const struct x_int8 *x);
+#endif

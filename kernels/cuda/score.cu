@@ -1,0 +1,275 @@
+/* score.cu: what a vocabulary says of a row, and one query's weights over a cache.
+ *
+ *      row_logit       x . row id of w: a dot product, one warp a row; weights expanded exactly, sums in f32
+ *      row_lse         log sum exp over all of w: slices of 2048 rows through cuBLAS, folded into (max, sum) a row; memory does
+ *                      not depend on the vocabulary
+ *      attention_row   mean over the heads of softmax(q . k): scores [heads][n], then each head's (max, sum), then the mean */
+#include "kv.cuh"
+#include "linear.cuh"
+
+#define SLICE 2048
+
+/* ---- row_logit ---- */
+
+/* A warp a row: lanes take blocks of 32 values in turn, then the lanes' sums by halves. */
+template <class Q>
+__global__ void __launch_bounds__(128)
+    logit_quantised(struct packed p, const float *x, const int32_t *ids, uint32_t rows, float *ret)
+{
+    uint32_t row = blockIdx.x * 4 + (uint32_t)warp_id();
+    if (row >= rows)
+        return;
+    uint32_t id = (uint32_t)ids[row];
+    float acc = 0.0f;
+    for (uint32_t blk = (uint32_t)lane_id(); blk < p.kb; blk += 32) {
+        float d[2], m[2];
+        block_words<Q> w;
+        block_load<Q>(p, id, blk, &w);
+        scales_load<Q>(p, id, blk, d, m);
+#pragma unroll
+        for (int q = 0; q < 8; q++) {
+            int t = q / 2, h = q % 2;
+            float4 a = *(const float4 *)(x + (size_t)row * p.cols + blk * 32 + 16 * h + 4 * t);
+            float4 v = values_of<Q>(quad_in<Q>(w, t, h), d[h], m[h]);
+            acc = fmaf(v.x, a.x, acc);
+            acc = fmaf(v.y, a.y, acc);
+            acc = fmaf(v.z, a.z, acc);
+            acc = fmaf(v.w, a.w, acc);
+        }
+    }
+    acc = warp_sum(acc);
+    if (lane_id() == 0)
+        ret[row] = acc;
+}
+
+__global__ void __launch_bounds__(128) logit_float(int type, struct packed p, const float *x,
+                                                   const int32_t *ids, uint32_t rows, float *ret)
+{
+    uint32_t row = blockIdx.x * 4 + (uint32_t)warp_id();
+    if (row >= rows)
+        return;
+    size_t at = (size_t)ids[row] * p.ld;
+    float acc = 0.0f;
+    for (uint32_t i = (uint32_t)lane_id(); i < p.cols; i += 32) {
+        float w = type == KN_F32   ? ((const float *)p.a)[at + i]
+                  : type == KN_F16 ? h2f(((const half_t *)p.a)[at + i])
+                                   : bf2f(((const uint16_t *)p.a)[at + i]);
+        acc = fmaf(w, x[(size_t)row * p.cols + i], acc);
+    }
+    acc = warp_sum(acc);
+    if (lane_id() == 0)
+        ret[row] = acc;
+}
+
+static void logits_run(struct cuda *c, const struct kn_weight *w, const float *x, uint32_t rows,
+                       const int32_t *ids, float *ret)
+{
+    dim3 grid((rows + 3) / 4);
+#define LOGIT(TYPE)                                                                                \
+    KERNEL(c, (logit_quantised<quant<TYPE>>), grid, dim3(128), 0, w->p, x, ids, rows, ret)
+    if (kn_int8_format(w->type))
+        QUANT_SWITCH(w->type, LOGIT)
+    else
+        KERNEL(c, logit_float, grid, dim3(128), 0, (int)w->type, w->p, x, ids, rows, ret);
+#undef LOGIT
+}
+
+void cuda_row_logit(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
+                    const int32_t *ids, float *ret)
+{
+    struct cuda *c = cuda_of(kn);
+    const uint32_t piece = (uint32_t)(SIDE_MAX / sizeof *ids);
+    kn_assert(w->magic == CUDA_WEIGHT_MAGIC);
+    capture_flush(c);
+    for (uint32_t r = 0; r < rows; r++)
+        kn_assert(ids[r] >= 0 && (uint32_t)ids[r] < w->rows);
+    for (uint32_t at = 0; at < rows; at += piece) {
+        uint32_t n = KN_MIN(piece, rows - at);
+        const int32_t *dev = (const int32_t *)side_push(c, ids + at, n * sizeof *ids);
+        logits_run(c, w, x + (size_t)at * w->cols, n, dev, c->scratch.l);
+        fetch(c, ret + at, c->scratch.l, n * sizeof *ret);
+    }
+}
+
+/* ---- row_lse ---- */
+
+/* One block a row: its logits of one slice join (max, sum). first: there is nothing yet. */
+__global__ void __launch_bounds__(256)
+    lse_add(const float *logits, uint32_t n, uint32_t ld, float2 *state, bool first)
+{
+    DYN_SMEM(float, part); /* one a warp */
+    const float *v = logits + (size_t)blockIdx.x * ld;
+    float m = -INFINITY, sum = 0.0f;
+    for (uint32_t i = threadIdx.x; i < n; i += 256)
+        m = fmaxf(m, v[i]);
+    m = warp_max(m);
+    if (lane_id() == 0)
+        part[warp_id()] = m;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        m = fmaxf(m, part[i]);
+    float2 old = first ? make_float2(-INFINITY, 0.0f) : state[blockIdx.x];
+    m = fmaxf(m, old.x);
+    float base = m == -INFINITY ? 0.0f : m;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < n; i += 256)
+        sum += expf(v[i] - base);
+    sum = warp_sum(sum);
+    if (lane_id() == 0)
+        part[warp_id()] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    sum = old.y * expf(old.x - base);
+    for (int i = 0; i < 8; i++)
+        sum += part[i];
+    state[blockIdx.x] = make_float2(m, sum);
+}
+
+__global__ void __launch_bounds__(128) lse_end(const float2 *state, uint32_t rows, float *ret)
+{
+    uint32_t i = blockIdx.x * 128 + threadIdx.x;
+    if (i < rows)
+        ret[i] = state[i].x + logf(state[i].y);
+}
+
+/* rows at most what the scratch holds: x, and of l a slice of logits, states and results. */
+static void lse_run(struct cuda *c, const struct kn_weight *w, const float *x, uint32_t rows,
+                    float *ret)
+{
+    float *logits = c->scratch.l, *result = logits + (size_t)rows * SLICE;
+    float2 *state = (float2 *)(result + (rows + 1) / 2 * 2);
+    struct x_plain plain = x_to_plain(c, x_type(c, w->type), x, rows, w->cols);
+    for (uint32_t first = 0; first < w->rows; first += SLICE) {
+        uint32_t n = KN_MIN((uint32_t)SLICE, w->rows - first);
+        product(c, w, first, n, &plain, logits, SLICE, false);
+        KERNEL(c, lse_add, dim3(rows), dim3(256), 8 * sizeof(float), logits, n, SLICE, state,
+               first == 0);
+    }
+    KERNEL(c, lse_end, dim3((rows + 127) / 128), dim3(128), 0, state, rows, result);
+    fetch(c, ret, result, rows * sizeof *ret);
+}
+
+void cuda_row_lse(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
+                  float *ret)
+{
+    struct cuda *c = cuda_of(kn);
+    uint32_t piece = x_rows_max(c, x_type(c, w->type), w->cols);
+    kn_assert(w->magic == CUDA_WEIGHT_MAGIC);
+    capture_flush(c);
+    piece = (uint32_t)KN_MIN((size_t)piece, c->scratch.l_bytes / ((SLICE + 4) * sizeof(float)));
+    for (uint32_t at = 0; at < rows; at += piece)
+        lse_run(c, w, x + (size_t)at * w->cols, KN_MIN(piece, rows - at), ret + at);
+}
+
+/* ---- attention_row ---- */
+
+struct row_args {
+    struct dev_seq s;
+    const float *q; /* [heads][d] */
+    float *scores;  /* [heads][n] */
+    float2 *top;    /* [heads] */
+    uint32_t layer, first_head, group, n_heads;
+    float scale;
+};
+
+/* A thread a key, blockIdx.y a head. */
+__global__ void __launch_bounds__(128) row_scores(struct row_args a)
+{
+    DYN_SMEM(float, q);
+    uint32_t head = a.first_head + blockIdx.y, d = a.s.head_dim;
+    uint32_t j = blockIdx.x * 128 + threadIdx.x;
+    for (uint32_t i = threadIdx.x; i < d; i += 128)
+        q[i] = a.q[(size_t)head * d + i];
+    __syncthreads();
+    if (j >= a.s.n)
+        return;
+    const uint8_t *k = kv_row(a.s, a.s.slots[j], a.layer, 0, head / a.group);
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < d; i++)
+        sum = fmaf(q[i], a.s.is_half ? h2f(((const half_t *)k)[i]) : ((const float *)k)[i], sum);
+    a.scores[(size_t)blockIdx.y * a.s.n + j] = sum * a.scale;
+}
+
+/* A block a head: its largest score and the sum of weights. */
+__global__ void __launch_bounds__(256) row_top(struct row_args a)
+{
+    DYN_SMEM(float, part);
+    const float *v = a.scores + (size_t)blockIdx.x * a.s.n;
+    float m = -INFINITY, sum = 0.0f;
+    for (uint32_t i = threadIdx.x; i < a.s.n; i += 256)
+        m = fmaxf(m, v[i]);
+    m = warp_max(m);
+    if (lane_id() == 0)
+        part[warp_id()] = m;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        m = fmaxf(m, part[i]);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < a.s.n; i += 256)
+        sum += expf(v[i] - m);
+    sum = warp_sum(sum);
+    if (lane_id() == 0)
+        part[warp_id()] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    sum = 0.0f;
+    for (int i = 0; i < 8; i++)
+        sum += part[i];
+    a.top[blockIdx.x] = make_float2(m, sum);
+}
+
+/* A thread a key: adds `heads` heads' weights to out (starts from 0 with the first head). */
+__global__ void __launch_bounds__(128) row_mean(struct row_args a, uint32_t heads, float *out)
+{
+    uint32_t j = blockIdx.x * 128 + threadIdx.x;
+    if (j >= a.s.n)
+        return;
+    float sum = a.first_head == 0 ? 0.0f : out[j];
+    for (uint32_t h = 0; h < heads; h++) {
+        float2 t = a.top[h];
+        sum += expf(a.scores[(size_t)h * a.s.n + j] - t.x) / t.y / (float)a.n_heads;
+    }
+    out[j] = sum;
+}
+
+/* Slots lie in scratch.w, scores in x; in l: the query, (max, sum) a head, the result. */
+void cuda_attention_row(struct kn *kn, const struct kn_seq *s, uint32_t layer, const float *q,
+                        uint32_t n_heads, float scale, float *ret)
+{
+    struct cuda *c = cuda_of(kn);
+    uint32_t d = s->kv->head_dim, n = s->n;
+    size_t bytes = n * sizeof(float);
+    kn_assert(d <= KN_HEAD_DIM_MAX && n_heads % s->kv->n_kv_heads == 0);
+    capture_flush(c);
+    if (n == 0)
+        return;
+    float2 *top = (float2 *)(c->scratch.l + (size_t)n_heads * d + (size_t)n_heads * d % 2);
+    float *out = (float *)(top + n_heads);
+    kn_assert((uint8_t *)(out + n) <= (uint8_t *)c->scratch.l + c->scratch.l_bytes);
+    kn_assert(bytes <= c->scratch.w_bytes && bytes <= c->scratch.x_bytes);
+    struct row_args a = {dev_seq_of(s->kv),
+                         c->scratch.l,
+                         (float *)c->scratch.x,
+                         top,
+                         layer,
+                         0,
+                         n_heads / s->kv->n_kv_heads,
+                         n_heads,
+                         scale};
+    a.s.n = n;
+    a.s.slots = (const uint32_t *)c->scratch.w;
+    ring_upload(c, c->stream, c->scratch.w, s->slots, bytes);
+    ring_upload(c, c->stream, c->scratch.l, q, (size_t)n_heads * d * sizeof *q);
+    uint32_t piece = (uint32_t)KN_MIN((size_t)n_heads, c->scratch.x_bytes / bytes);
+    for (; a.first_head < n_heads; a.first_head += piece) {
+        uint32_t heads = KN_MIN(piece, n_heads - a.first_head);
+        KERNEL(c, row_scores, dim3((n + 127) / 128, heads), dim3(128), d * sizeof(float), a);
+        KERNEL(c, row_top, dim3(heads), dim3(256), 8 * sizeof(float), a);
+        KERNEL(c, row_mean, dim3((n + 127) / 128), dim3(128), 0, a, heads, out);
+    }
+    fetch(c, ret, out, bytes);
+}

@@ -1,0 +1,83 @@
+/* select.cu: the rows of a cache that stay: exactly select_keep of the eviction code.
+ *
+ * One block. Values become bits that compare as they do. The n_chosen-th lowest of the unprotected ones is found a byte at a
+ * time from the top (a histogram of those that share the bytes found so far); then the rows are gone through in cache order,
+ * 1024 at a time: lower ones stay, of equal ones the first that still fit, protected ones always, and ranks within the block
+ * give each its place. */
+#include "pick.cuh"
+
+struct select_args {
+    const float *value;
+    uint32_t n, frozen, recent,
+        chosen; /* chosen: unprotected rows that stay, fewer than there are */
+    uint32_t *keep;
+};
+
+/* The bits of the chosen-th lowest value, and in *equal how many of those equal to it stay. */
+DEV uint32_t threshold_find(const struct select_args &a, uint32_t *hist, uint32_t *equal)
+{
+    uint32_t prefix = 0, left = a.chosen;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (uint32_t i = threadIdx.x; i < 256; i += PICK_THREADS)
+            hist[i] = 0;
+        __syncthreads();
+        for (uint32_t i = a.frozen + threadIdx.x; i < a.n - a.recent; i += PICK_THREADS) {
+            uint32_t bits = order_bits(a.value[i]);
+            if (shift == 24 || (bits ^ prefix) >> (shift + 8) == 0)
+                atomicAdd(&hist[bits >> shift & 255u], 1u);
+        }
+        __syncthreads();
+        uint32_t bin = 0;
+        while (bin < 255 && left > hist[bin])
+            left -= hist[bin++];
+        prefix |= bin << shift;
+        __syncthreads();
+    }
+    *equal = left;
+    return prefix;
+}
+
+__global__ void __launch_bounds__(PICK_THREADS) select_rows(struct select_args a)
+{
+    DYN_SMEM(uint32_t, shared); /* 256 of a histogram, or PICK_WARPS counts */
+    uint32_t equal = 0, threshold = 0, seen = 0, kept = 0, n;
+    if (a.chosen > 0)
+        threshold = threshold_find(a, shared, &equal);
+    for (uint32_t start = 0; start < a.n; start += PICK_THREADS) {
+        uint32_t i = start + threadIdx.x;
+        bool real = i < a.n, safe = real && (i < a.frozen || i >= a.n - a.recent);
+        uint32_t bits = real && !safe && a.chosen > 0 ? order_bits(a.value[i]) : 0xffffffffu;
+        bool open = real && !safe && a.chosen > 0;
+        bool is_equal = open && bits == threshold;
+        uint32_t rank = seen + block_rank(is_equal, shared, &n);
+        seen += n;
+        bool stays = safe || (open && bits < threshold) || (is_equal && rank < equal);
+        uint32_t place = kept + block_rank(stays, shared, &n);
+        kept += n;
+        if (stays)
+            a.keep[place] = i;
+    }
+}
+
+uint32_t cuda_select_keep(struct kn *kn, const float *value, const struct kn_select *s,
+                          uint32_t *ret_keep)
+{
+    struct cuda *c = cuda_of(kn);
+    capture_flush(c);
+    if (s->n <= s->keep) {
+        for (uint32_t i = 0; i < s->n; i++)
+            ret_keep[i] = i;
+        return s->n;
+    }
+    kn_assert((uint64_t)s->frozen + s->recent <= s->keep);
+    kn_assert(s->keep * sizeof(uint32_t) <= c->scratch.x_bytes);
+    struct select_args a = {value,
+                            s->n,
+                            s->frozen,
+                            s->recent,
+                            s->keep - s->frozen - s->recent,
+                            (uint32_t *)c->scratch.x};
+    KERNEL(c, select_rows, dim3(1), dim3(PICK_THREADS), 256 * sizeof(uint32_t), a);
+    fetch(c, ret_keep, a.keep, s->keep * sizeof(uint32_t));
+    return s->keep;
+}
