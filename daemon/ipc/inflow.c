@@ -87,22 +87,36 @@ static bool go_to_sleep(struct stream *st)
     return rc > 0;
 }
 
+/* Whether there still is a client: what is called below may end the stream or its connection. */
+static bool inflow_open(const struct stream *st)
+{
+    return !st->dead && st->shm.d2c != NULL && st->conn != NULL;
+}
+
+/* Whether the next record may be taken: nothing is announced, and the socket was last read when the ring ended at *heard, so what
+ * lies behind may belong to a frame that has come since. Reads the socket, which may end the stream or pause the connection. */
+static bool inflow_hear(struct stream *st, uint64_t *heard)
+{
+    if (st->upload.command != NULL || st->r.head < *heard || ring_reader_ready(&st->r) <= 0)
+        return true; /* an end of the ring or a lie: ring_reader_take says which */
+    *heard = st->r.tail;
+    st->held = !conn_drain(st->conn); /* conn_resume looks again */
+    return !st->held;
+}
+
 bool inflow_run(struct stream *st)
 {
     struct server *s = st->server;
     size_t bytes = 0;
-    if (st->shm.d2c == NULL || st->conn == NULL)
+    if (!inflow_open(st))
         return false;
+    uint64_t heard = st->r.head;
     st->held = false;
-    if (st->upload.command == NULL && ring_reader_ready(&st->r) > 0 && !conn_drain(st->conn)) {
-        st->held = true; /* conn_resume looks again */
-        return false;
-    }
     st->asleep = false;
     for (unsigned n = 0; n < STREAM_TURN_RECORDS && bytes < STREAM_TURN_BYTES; n++) {
         struct record_head h;
-        if (st->dead || st->shm.d2c == NULL)
-            return false;
+        if (!inflow_open(st) || !inflow_hear(st, &heard) || !inflow_open(st))
+            break;
         int rc = ring_reader_take(&st->r, &h, s->record, RECORD_COPY_BYTES);
         if (rc == 0) {
             if (ring_reader_release(&st->r))
@@ -118,7 +132,7 @@ bool inflow_run(struct stream *st)
     }
     if (!st->dead && st->shm.d2c != NULL && ring_reader_release(&st->r))
         shm_ring_bell(&st->shm);
-    return !st->dead && st->shm.d2c != NULL;
+    return !st->held && inflow_open(st);
 }
 
 void inflow_sweep(struct stream *st, uint64_t now_us)
