@@ -181,9 +181,9 @@ static void whole_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
 
 /* ---- one block over several threads -------------------------------------------------------------------- */
 
-static size_t state_floats(const struct attn_job *j, const struct attn_block *block)
+static size_t state_floats(const struct attn_job *j, uint32_t n_rows)
 {
-    return (size_t)j->unit_heads * block->n_rows * (j->d_pad + 2);
+    return (size_t)j->unit_heads * n_rows * (j->d_pad + 2);
 }
 
 /* m [n_q], l [n_q], acc [n_q][d_pad] at p */
@@ -198,7 +198,8 @@ static void part_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
     struct cpu_scratch *room = &j->c->scratch[thread];
     for (uint32_t item = first; item < end; item++) {
         struct queries u = queries_of(j, j->block, item / j->n_tiles);
-        struct attn_tile t = part_at(j->c->attn_part + item * state_floats(j, j->block), u.n_q);
+        struct attn_tile t =
+            part_at(j->c->attn_part + item * state_floats(j, j->block->n_rows), u.n_q);
         t.q = room->q;
         queries_load(j, &u, room->q);
         tile_attend(j, &u, j->first_tile + item % j->n_tiles, room, &t);
@@ -209,7 +210,7 @@ static void merge_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
 {
     (void)thread;
     const struct attn_job *j = ctx;
-    size_t step = state_floats(j, j->block);
+    size_t step = state_floats(j, j->block->n_rows);
     for (uint32_t unit = first; unit < end; unit++) {
         struct queries u = queries_of(j, j->block, unit);
         struct attn_tile run = part_at(j->c->attn_state + unit * step, u.n_q);
@@ -228,15 +229,14 @@ static void merge_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
     }
 }
 
-/* False: the states of the block do not fit the room. */
-static bool block_split(struct attn_job *j, const struct attn_block *block)
+/* The states of all units must fit ATTN_STATE_FLOATS. */
+static void block_split(struct attn_job *j, const struct attn_block *block)
 {
-    size_t step = state_floats(j, block), all = step * j->n_units;
-    if (all > ATTN_STATE_FLOATS)
-        return false;
+    size_t all = state_floats(j, block->n_rows) * j->n_units;
     uint32_t fit = (uint32_t)(ATTN_PART_FLOATS / all), end = block->end_tile;
+    uint32_t tile = block->first_tile;
     j->block = block;
-    for (uint32_t tile = block->first_tile; tile < end; tile += fit) {
+    do { /* once for a block that sees nothing: its zeros */
         j->first_tile = tile;
         j->n_tiles = KN_MIN(fit, end - tile);
         j->first_pass = tile == block->first_tile;
@@ -245,8 +245,8 @@ static bool block_split(struct attn_job *j, const struct attn_block *block)
             j->n_units * j->n_tiles; /* runs: a tile's successor is asked for in time */
         team_run(j->c->team, part_items, j, items, KN_MAX(1u, items / (2 * team_size(j->c->team))));
         team_run(j->c->team, merge_items, j, j->n_units, 1);
-    }
-    return true;
+        tile += j->n_tiles;
+    } while (tile < end);
 }
 
 /* ---- the ops --------------------------------------------------------------------------------------------- */
@@ -290,6 +290,7 @@ void cpu_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, cons
     uint32_t threads = team_size(c->team);
     uint32_t share = (uint32_t)((uint64_t)b->n_rows * j.n_units / (2 * threads));
     uint32_t most = KN_MAX(1u, KN_MIN(share, ATTN_Q_MAX / j.unit_heads));
+    bool fits = threads > 1 && state_floats(&j, most) * j.n_units <= ATTN_STATE_FLOATS;
     for (uint32_t row = 0; row < b->n_rows;) {
         uint32_t tiles = 0;
         for (j.n_blocks = 0; row < b->n_rows && j.n_blocks < ATTN_BLOCKS; j.n_blocks++) {
@@ -298,10 +299,10 @@ void cpu_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, cons
             tiles = KN_MAX(tiles, k.end_tile - k.first_tile);
             row += k.n_rows;
         }
-        bool split = tiles > 1 && threads > 1 && j.n_blocks * j.n_units < 2 * threads;
-        for (uint32_t i = 0; split && i < j.n_blocks; i++)
-            split = block_split(&j, &c->attn_blocks[i]) || i > 0;
-        if (!split)
+        if (fits && tiles > 1 && j.n_blocks * j.n_units < 2 * threads)
+            for (uint32_t i = 0; i < j.n_blocks; i++)
+                block_split(&j, &c->attn_blocks[i]);
+        else
             team_run(c->team, whole_items, &j, j.n_blocks * j.n_units, 1);
     }
 }
