@@ -36,6 +36,8 @@ build/release/bin/backcast pull || { echo "the default model could not be fetche
 if [ $long = 1 ]; then skip='^$'; else skip=long; fi
 run release -j "$jobs" -LE "$skip|scenario"
 run release -L scenario -LE "$skip"
+# the shim under AddressSanitizer takes many minutes: the shim has guard pages and a race detector of its own
+if [ $long = 1 ]; then build asan-simt; run asan-simt -L 'simt|kernels'; fi
 build asan
 run asan -j "$jobs" -LE 'long|model|scenario'
 run asan -L scenario -LE 'long|model'
