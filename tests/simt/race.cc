@@ -1,7 +1,7 @@
 /* race.cc: who touched which byte last, and was that ordered before now?
  *
  *      shared memory   per byte: the last writer, and readers since; ordered by barriers, and inside a warp by __syncwarp
- *      device memory   per 4 bytes: the same, with block and stream operation; ordered by barriers inside a block, not at
+ *      device memory   per 4 bytes: the same, with block and stream operation; ordered by the same inside a block, not at
  *                      all between the blocks of a launch, and between operations by streams and events
  *
  * Two accesses to a byte of which one writes (both atomic: no) must be ordered, or else that is a report: missing barrier,
@@ -41,7 +41,7 @@ struct shared_cell {
 struct trace {
     uint32_t op;    /* index in detector::ops; 0: no access */
     uint32_t block; /* WHOLE: a copy or cuBLAS */
-    uint32_t epoch;
+    uint32_t epoch, clock;
     uint16_t thread;
     uint8_t mask, atomic; /* of the four bytes */
 };
@@ -237,7 +237,10 @@ static bool device_ordered(const detector *d, const trace &t, const trace &me)
     if (t.op == d->op) {
         if (t.block != me.block)
             return w.ex->fenced; /* blocks that signal each other: not followed any further */
-        return t.block == WHOLE || t.thread / LANES == me.thread / LANES || t.epoch < me.epoch;
+        if (t.block == WHOLE || t.thread == me.thread || t.epoch < me.epoch)
+            return true;
+        return t.thread / LANES == me.thread / LANES &&
+               d->known[me.thread][t.thread % LANES] >= t.clock;
     }
     const point &at = d->ops[t.op].at;
     const vclock &seen = w.q->running->seen;
@@ -259,8 +262,10 @@ static bool device_ordered(const detector *d, const trace &t, const trace &me)
     if (t.block != me.block)
         report("race between blocks", "the thread %s %s, which thread %s of block %u %s", now,
                where, other, t.block, before);
-    report("missing barrier", "the thread %s %s, which thread %s %s, and no barrier lies between",
-           now, where, other, before);
+    bool same = t.thread / LANES == me.thread / LANES;
+    report(same ? "missing __syncwarp" : "missing barrier",
+           "the thread %s %s, which thread %s %s, and no %s lies between", now, where, other,
+           before, same ? "__syncwarp or barrier" : "barrier");
 }
 
 /* Bytes that nobody wrote: outside of everything, or not to be read. */
@@ -339,6 +344,7 @@ void race_access(const void *p, size_t bytes, enum access kind)
         me.block = d->block;
         me.epoch = d->epoch;
         me.thread = (uint16_t)w.cur->index;
+        me.clock = d->known[me.thread][me.thread % LANES];
         device_access(d, c, bytes, me, kind);
     }
 }

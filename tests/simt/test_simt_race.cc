@@ -278,6 +278,13 @@ __global__ void neighbours(half_t *x, unsigned char *bytes)
     x[threadIdx.x] = f2h(1.0f);
     bytes[threadIdx.x] = (unsigned char)threadIdx.x;
 }
+__global__ void through_device_memory_in_a_warp(float *x, float *out, int sync)
+{
+    x[threadIdx.x] = 1.0f;
+    if (sync)
+        __syncwarp();
+    out[threadIdx.x] = x[threadIdx.x ^ 1];
+}
 __global__ void reads_one(const float *x, float *out, int at)
 {
     if (threadIdx.x == 3)
@@ -294,6 +301,15 @@ static void device_memory_inside_a_block(void **)
     };
     silent(run(1));
     reported(run(0), {"missing barrier", "device memory", WHERE("through_device_memory")});
+    auto in_a_warp = [](int sync) {
+        return [=] {
+            LAUNCH(through_device_memory_in_a_warp, dim3(1), dim3(64), 0, 0,
+                   device_of(std::vector<float>(64, 0.0f)), device_new<float>(64), sync);
+        };
+    };
+    silent(in_a_warp(1));
+    reported(in_a_warp(0),
+             {"missing __syncwarp", "device memory", WHERE("through_device_memory_in_a_warp")});
     silent([] {
         LAUNCH(neighbours, dim3(1), dim3(64), 0, 0, device_new<half_t>(64),
                device_new<unsigned char>(64));
