@@ -6,7 +6,8 @@
  *   spare     [1]                                        a stack: dropped last, taken first
  *
  * A page is committed memory exactly while refs > 0. page_out and page_back are the only two places
- * where a page changes hands, and where pages_out moves. Invariant: pages_out + n_spare = n_fresh.
+ * where a page changes hands, and where pages_out moves. Invariants: pages_out + n_spare = n_fresh;
+ * n_idle counts the pages whose only reference is the index's.
  */
 #include "pool.h"
 #include <stdlib.h>
@@ -17,10 +18,13 @@ struct pool {
     unsigned magic;
     struct kn *kn;
     struct kn_kv kv;
-    uint32_t max_pages, n_fresh, n_spare, pages_out;
+    uint32_t max_pages, n_fresh, n_spare, pages_out, n_idle;
+    bool settle_due;
+    void (*withdraw)(void *node);
     uint32_t *refs;              /* [max_pages] */
     uint32_t *spare;             /* [n_spare] of max_pages */
     struct ledger_owner **owner; /* [max_pages] who a page is booked to */
+    void **node;                 /* [max_pages] of an index; NULL: not offered */
 };
 
 static void shape_check(const struct kn_kv *shape)
@@ -54,8 +58,9 @@ int pool_open(struct pool **ret, struct kn *kn, const struct kn_kv *shape, uint3
     p->refs = calloc(max_pages, sizeof *p->refs);
     p->spare = calloc(max_pages, sizeof *p->spare);
     p->owner = calloc(max_pages, sizeof *p->owner);
-    if (p->refs == NULL || p->spare == NULL || p->owner == NULL) {
-        rc = err_nomem(e, max_pages * (sizeof *p->refs + sizeof *p->spare + sizeof *p->owner));
+    p->node = calloc(max_pages, sizeof *p->node);
+    if (p->refs == NULL || p->spare == NULL || p->owner == NULL || p->node == NULL) {
+        rc = err_nomem(e, pool_table_bytes(p));
         goto fail;
     }
     if (kn->ops->arena_open(kn, shape->stride, max_pages, &p->kv.base) != KN_OK) {
@@ -66,6 +71,7 @@ int pool_open(struct pool **ret, struct kn *kn, const struct kn_kv *shape, uint3
     *ret = p;
     return 0;
 fail:
+    free(p->node);
     free(p->owner);
     free(p->spare);
     free(p->refs);
@@ -82,6 +88,7 @@ void pool_close(struct pool **pp)
     bc_assert(p->pages_out == 0);
     p->kn->ops->arena_close(p->kn, p->kv.base, p->kv.stride, p->max_pages);
     p->magic = 0;
+    free(p->node);
     free(p->owner);
     free(p->spare);
     free(p->refs);
@@ -147,15 +154,81 @@ int pool_take(struct pool *p, uint32_t *ret_page, struct err *e)
 void pool_ref(struct pool *p, uint32_t page)
 {
     bc_assert(pool_refs(p, page) > 0 && p->refs[page] < UINT32_MAX);
+    p->n_idle -= pool_holders(p, page) == 0;
     p->refs[page]++;
 }
 
 void pool_drop(struct pool *p, uint32_t page)
 {
-    bc_assert(pool_refs(p, page) > 0);
+    bc_assert(pool_holders(p, page) > 0);
+    if (--p->refs[page] == 0) {
+        page_back(p, page);
+        return;
+    }
+    uint32_t left = pool_holders(p, page);
+    p->n_idle += left == 0;
+    p->settle_due |= left == 1;
+}
+
+/* ---- offered pages ---- */
+
+void pool_offer(struct pool *p, uint32_t page, void *node)
+{
+    bc_assert(pool_refs(p, page) > 0 && p->node[page] == NULL && node != NULL);
+    p->refs[page]++;
+    p->node[page] = node;
+}
+
+void *pool_offered(const struct pool *p, uint32_t page)
+{
+    return pool_refs(p, page) > 0 ? p->node[page] : NULL;
+}
+
+void pool_unoffer(struct pool *p, uint32_t page)
+{
+    bc_assert(pool_offered(p, page) != NULL);
+    p->n_idle -= pool_holders(p, page) == 0;
+    p->node[page] = NULL;
     if (--p->refs[page] == 0)
         page_back(p, page);
+    else
+        p->settle_due |= p->refs[page] == 1;
 }
+
+void pool_on_withdraw(struct pool *p, void (*withdraw)(void *node))
+{
+    MAGIC_OK(p, POOL_MAGIC);
+    p->withdraw = withdraw;
+}
+
+void pool_withdraw(struct pool *p, uint32_t page)
+{
+    void *node = pool_offered(p, page);
+    if (node != NULL)
+        p->withdraw(node);
+    bc_assert(p->node[page] == NULL);
+}
+
+uint32_t pool_holders(const struct pool *p, uint32_t page)
+{
+    return pool_refs(p, page) - (p->node[page] != NULL);
+}
+
+uint32_t pool_pages_idle(const struct pool *p)
+{
+    MAGIC_OK(p, POOL_MAGIC);
+    return p->n_idle;
+}
+
+bool pool_settle_due(struct pool *p)
+{
+    MAGIC_OK(p, POOL_MAGIC);
+    bool due = p->settle_due;
+    p->settle_due = false;
+    return due;
+}
+
+/* ---- counting ---- */
 
 static enum ledger_kind book_kind(const struct ledger_owner *o)
 {
@@ -172,6 +245,13 @@ void pool_book(struct pool *p, uint32_t page, struct ledger_owner *o)
     ledger_credit(was, book_kind(was), pool_page_bytes(p));
     ledger_charge(o, book_kind(o), pool_page_bytes(p));
     p->owner[page] = o;
+}
+
+struct ledger_owner *pool_booked(const struct pool *p, uint32_t page)
+{
+    MAGIC_OK(p, POOL_MAGIC);
+    bc_assert(page < p->max_pages);
+    return p->owner[page];
 }
 
 uint32_t pool_refs(const struct pool *p, uint32_t page)
@@ -213,5 +293,6 @@ uint32_t pool_pages_max(const struct pool *p)
 size_t pool_table_bytes(const struct pool *p)
 {
     MAGIC_OK(p, POOL_MAGIC);
-    return sizeof *p + p->max_pages * (sizeof *p->refs + sizeof *p->spare + sizeof *p->owner);
+    return sizeof *p +
+           p->max_pages * (sizeof *p->refs + sizeof *p->spare + sizeof *p->owner + sizeof *p->node);
 }

@@ -32,9 +32,23 @@ void pool_ref(struct pool *p, uint32_t page);
 void pool_drop(struct pool *p, uint32_t page);
 uint32_t pool_refs(const struct pool *p, uint32_t page);
 
+/* A page can be offered: it stands in an index whose `node` it is (prefix.h), which holds one of its
+ * references. A page that is offered or has several holders is never written; the one holder of an
+ * offered page that wants to calls pool_withdraw first, and the index takes it out. */
+void pool_offer(struct pool *p, uint32_t page, void *node);
+void *pool_offered(const struct pool *p, uint32_t page); /* NULL: it is not */
+void pool_unoffer(struct pool *p, uint32_t page);
+void pool_on_withdraw(struct pool *p, void (*withdraw)(void *node));
+void pool_withdraw(struct pool *p, uint32_t page);
+uint32_t pool_holders(const struct pool *p, uint32_t page); /* references but the index's */
+uint32_t pool_pages_idle(const struct pool *p);             /* offered and held by nobody */
+/* Whether a page has come down to one holder since this was last asked: see seqcache_settle. */
+bool pool_settle_due(struct pool *p);
+
 /* Books a page that is out to an owner: as kv to a session, as shared to anybody else; NULL: to
  * nobody, as pages are when they are taken. */
 void pool_book(struct pool *p, uint32_t page, struct ledger_owner *o);
+struct ledger_owner *pool_booked(const struct pool *p, uint32_t page);
 
 /* kn_kv_row_bytes + POOL_INDEX_BYTES: the true cost of a token. */
 size_t pool_row_bytes(const struct pool *p);

@@ -152,7 +152,7 @@ static int open_cache(struct engine *en, struct session *s, const struct command
     if ((rc = evict_open(&s->ev, &p, e)) < 0 || (rc = seqcache_open(&s->cache, s->pool, e)) < 0)
         return rc;
     evict_owner(s->ev, &s->owner);
-    seqcache_owner(s->cache, &s->owner);
+    seqcache_owner(s->cache, &s->owner, s->turns->owner);
     return BC_OK;
 }
 
