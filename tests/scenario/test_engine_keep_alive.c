@@ -166,6 +166,8 @@ static void memory_stays_flat_over_twenty_times(void **state)
     assert_true(ledger_sum(ledger_daemon(engine_ledger(h->en))) <= booked + 4096);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     assert_true(resident() < first + (512 << 10));
+#else
+    assert_true(first > 0); /* sanitizers keep freed memory: only booked bytes can be compared */
 #endif
     eh_close(&h);
 }
