@@ -75,6 +75,8 @@ static const struct option_row options[] = {
     {"chat-template", 0, KIND_STRING, OPT_SESSION, AT(session.chat_template), "NAME",
      "in the place of the file's own"},
     {"priority", 0, KIND_INT, OPT_SESSION, AT(session.priority), "N", "-100..100 (default 0)"},
+    {"durable", 0, KIND_FLAG_INT, OPT_SESSION, AT(session.durable), NULL,
+     "with --name: the session outlives the daemon, however that ends"},
     {"weight", 0, KIND_U32, OPT_SESSION, AT(session.weight), "N",
      "1..1000 (default 1): its part of the memory that is guaranteed"},
     {"ring-bytes", 0, KIND_U32, OPT_SESSION, AT(session.ring_bytes), "N",

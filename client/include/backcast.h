@@ -112,6 +112,8 @@ struct backcast_session_options {
     int priority;
     uint32_t ring_bytes; /* 0: 64 KiB each direction */
     uint32_t weight;     /* 1..1000: its part of the memory that is guaranteed; 0: 1 */
+    int durable;         /* with a name: it outlives the daemon, however that ends; what was
+                            delivered is never forgotten, and an answer under way goes on */
 };
 void backcast_session_options_init(struct backcast_session_options *opt);
 /* opt NULL: all defaults. */

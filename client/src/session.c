@@ -339,6 +339,8 @@ int backcast_session_open(backcast *c, const struct backcast_session_options *op
     m.weight = o.weight;
     m.has_seed = o.seed != 0;
     m.seed = o.seed;
+    m.has_durable = o.durable != 0;
+    m.durable = o.durable != 0;
     m.has_ring_bytes = o.ring_bytes != 0;
     m.ring_bytes = o.ring_bytes;
     return session_make(c, FRAME_OPEN_SESSION, &m.base, ret);

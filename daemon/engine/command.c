@@ -11,9 +11,14 @@
 
 void command_open(struct engine *en, struct command **c, struct model_ref *m)
 {
-    struct session *s;
+    struct session *s = NULL;
     struct err e = {0};
-    if (sess_open(en, *c, m, &s, &e) < 0) {
+    int rc = durable_check(en, *c, &e);
+    if (rc == BC_OK)
+        rc = sess_open(en, *c, m, &s, &e);
+    if (rc == BC_OK && (*c)->u.open.durable && (rc = durable_begin(en, s, *c, &e)) < 0)
+        sess_close(en, &s);
+    if (rc < 0) {
         report_error(en, *c, &e);
     } else {
         struct report *r = report_new(REP_OPENED, 0);
@@ -78,7 +83,9 @@ static bool cancel_in_intake(struct engine *en, struct session *s, uint32_t reas
 
 static void cancel_all(struct engine *en, struct session *s, uint32_t reason)
 {
-    if (s->req != NULL)
+    if (replay_cancel(s, reason))
+        return; /* it ends when its rows are done */
+    if (s->req != NULL && s->req->kind != REQUEST_REPLAY)
         request_end(en, s, (enum record_end_reason)reason, NULL);
     else
         cancel_in_intake(en, s, reason);
@@ -90,6 +97,8 @@ static void close_session(struct engine *en, struct session *s)
     err_set(&e, BC_ECANCELLED, "session", "session %llu was closed", (unsigned long long)s->id);
     cancel_all(en, s, END_CANCELLED);
     sess_refuse_waiters(en, s, &e);
+    if (s->keeper != NULL)
+        keeper_leave(en, s, true);
     sess_close(en, &s);
 }
 
@@ -291,6 +300,7 @@ static void run_budget(struct engine *en, struct command *c)
     int rc = evict_set_params(s->ev, &p, &e);
     bc_assert(rc == BC_OK); /* evict_resolve checked it */
     s->ask = ask;
+    durable_params(s);
     if (seqcache_count(s->cache) > p.budget) {
         prune_ask(en, s, c, PRUNE_SHRUNK, p.keep);
         s->prune.before = before;

@@ -17,7 +17,9 @@
 #include <stdio.h>
 #include "batch.h"
 #include "request.h"
+#include "durable.h"
 #include "folders.h"
+#include "keeper.h"
 #include "sampler.h"
 #include "state.h"
 #include "tier.h"
@@ -134,7 +136,10 @@ struct session {
     bool frozen_auto;         /* not fixed yet */
     uint64_t budget_bytes;    /* ceiling of held bytes; 0: none */
 
-    struct lodging lodging; /* where its cache is */
+    struct lodging lodging;               /* where its cache is */
+    struct keeper *keeper;                /* NULL: it is not durable */
+    struct replay *replay, *replay_after; /* under way; due when its snapshot is back */
+    uint64_t snapshot_mark;
 
     uint64_t stream; /* tokens ever cached: index and position of the next one */
     bool has_pending;
@@ -185,7 +190,7 @@ struct engine {
     struct err failure;
 
     pthread_mutex_t lock;
-    pthread_cond_t engine_cond, intake_cond, loads_cond, disk_cond;
+    pthread_cond_t engine_cond, intake_cond, loads_cond, disk_cond, keeper_cond;
     struct command *inbox, **inbox_tail, *intake, **intake_tail;
     struct model_ref *loads[ENGINE_MODELS_MAX], *loaded[ENGINE_MODELS_MAX]; /* oldest first */
     uint32_t n_loads, n_loaded;
@@ -193,8 +198,9 @@ struct engine {
     uint32_t commands; /* under way */
     uint64_t serial, reports_out;
     bool stopping, stopped, threads;
-    pthread_t engine_thread, intake_thread, loads_thread, disk_thread;
+    pthread_t engine_thread, intake_thread, loads_thread, disk_thread, keeper_thread;
     struct tiers tier;
+    struct keeping keeping;
 
     /* this step's reports, before they go to the outbox at once */
     struct report *made, **made_tail;
@@ -274,6 +280,7 @@ bool tier_here(const struct session *s); /* its cache may be used and changed no
 void tier_wait(struct engine *en, struct session *s, struct command **c);
 void tier_waiting_run(struct engine *en, struct session *s);
 void tier_model_back(struct engine *en, struct model_ref *m);        /* or its load has failed */
+int tier_fetch(struct engine *en, struct session *s, struct err *e); /* one that is away */
 int tier_leave(struct engine *en, struct session *s, struct err *e); /* an idle one */
 bool tier_idle(struct engine *en, const struct session *s);
 void tier_waiting_refuse(struct engine *en, struct session *s, const struct err *e);
@@ -286,6 +293,58 @@ void tier_starve(struct engine *en, struct command **c);
 void tier_left(struct engine *en, struct transfer *t); /* the ends of a transfer */
 void tier_came(struct engine *en, struct transfer *t);
 void tier_failed(struct engine *en, struct transfer *t, const struct err *e);
+
+/* keeper.c */
+void keepers_open(struct engine *en);
+void keepers_stop(struct engine *en);
+void keepers_close(struct engine *en);
+void *keeper_main(void *en);
+void keepers_drain(struct engine *en);
+void keepers_flush(struct engine *en); /* this step's frames and reports, to the thread */
+void keepers_back(struct engine *en);  /* what was refused */
+struct keeper *keeper_new(struct engine *en, struct session *s); /* NULL: no memory */
+void keeper_discard(struct keeper **k);                          /* nothing was handed over */
+/* Its session closes; remove: and is forgotten. */
+void keeper_leave(struct engine *en, struct session *s, bool remove);
+struct keeper *keeper_of(struct engine *en, uint64_t session);
+void keeper_report(struct keeper *k, struct report *r);
+size_t keeper_frame(struct keeper *k, uint16_t type);
+void keeper_frame_end(struct keeper *k, size_t frame);
+
+/* durable.c: a session's records, before the reports of what they record */
+int durable_check(const struct engine *en, const struct command *c, struct err *e);
+int durable_begin(struct engine *en, struct session *s, const struct command *c, struct err *e);
+void durable_refused(struct engine *en, struct session *s);
+void durable_request(struct session *s, const struct request *q);
+void durable_step(struct session *s, uint32_t n, int32_t sampled); /* rows that are cached now */
+void durable_evict(struct session *s, const struct evict_record *rec, uint32_t reason,
+                   uint64_t held_after);
+void durable_end(struct session *s, const struct report *r);
+void durable_params(struct session *s);
+void durable_mark(struct session *s); /* a new snapshot begins */
+void durable_snapshot(struct session *s);
+void durable_note(struct session *s, enum durable_type type);
+
+/* story.c */
+int story_open(struct story *st, struct engine *en, struct err *e);
+void story_close(struct story *st);
+int story_whose(struct story *st, const char *path, struct err *e);
+int story_read(struct story *st, const char *path, struct journal_scan *ret, struct err *e);
+void story_request_free(struct request **q);
+void replay_free(struct replay **r);
+
+/* replay.c */
+void replay_begin(struct engine *en, struct session *s, struct replay **r); /* takes it */
+void replay_next(struct engine *en, struct session *s);
+void replay_stop(struct session *s);
+void replays_run(struct engine *en); /* those that cannot be done end */
+/* The request that will go on when the rows are done is to end at once then. False: there is none. */
+bool replay_cancel(struct session *s, uint32_t reason);
+
+/* recover.c */
+void recover_all(struct engine *en);
+void recover_give_up(struct engine *en, struct session *s, const struct err *e);
+int recover_rebuild(struct engine *en, struct session *s, struct err *e);
 
 /* save.c: commands, and the ends of their transfers */
 void save_command(struct engine *en, struct command **c);
@@ -345,6 +404,12 @@ void sess_info(struct engine *en, struct session *s, struct report_session *ret)
 int request_accept(struct engine *en, struct session *s, struct command *c, struct err *e);
 /* Ends it as soon as it owes nothing more (a prune at the prompt's end). */
 void request_finish(struct engine *en, struct session *s, enum record_end_reason reason);
+/* Takes one that was made elsewhere into the books. */
+void request_adopt(struct session *s, const struct request *q);
+/* Ends it without a word to the client, who was told that it never began. */
+void request_drop(struct engine *en, struct session *s);
+/* Forgets it, as the end of the process would. */
+void request_forget(struct engine *en, struct session *s);
 /* Ends it now. e: a code and a sentence for END_ERROR and END_BUDGET, else NULL. */
 void request_end(struct engine *en, struct session *s, enum record_end_reason reason,
                  const struct err *e);
@@ -410,6 +475,7 @@ void deliver_batch(struct engine *en);
 
 /* report.c */
 struct report *report_new(enum report_type type, size_t extra); /* never NULL: see there */
+void report_push(struct engine *en, struct report *r);
 void report_stream(struct engine *en, struct session *s, struct report *r);
 void report_reply(struct engine *en, const struct command *c, struct report *r);
 void report_error(struct engine *en, const struct command *c, const struct err *e);

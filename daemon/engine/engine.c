@@ -30,6 +30,7 @@ static void inbox_take(struct engine *en)
         disk_drain(en);
     }
     models_take_loaded(en);
+    keepers_back(en);
     queue_inbox_take(en, &list);
     while (list != NULL) {
         struct command *c = list;
@@ -109,6 +110,7 @@ void engine_fail(struct engine *en, const struct err *e)
         en->failure.code = BC_EDEVICE;
     log_error("engine", "nothing runs any more: %s", e->text);
     for (uint32_t i = 0; i < en->n_sessions; i++) {
+        replay_stop(en->list[i]);
         if (en->list[i]->req != NULL)
             request_end(en, en->list[i], END_ERROR, &en->failure);
         sess_refuse_waiters(en, en->list[i], &en->failure);
@@ -230,6 +232,7 @@ int engine_open(struct engine **ret, const struct engine_options *opt, struct er
     en->magic = ENGINE_MAGIC;
     queue_open(en);
     tier_open(en);
+    keepers_open(en);
     en->ledger = opt->ledger;
     en->own_ledger = opt->ledger == NULL;
     if (en->own_ledger && (rc = ledger_open(&en->ledger, e)) < 0) {
@@ -241,6 +244,7 @@ int engine_open(struct engine **ret, const struct engine_options *opt, struct er
         engine_close(&en);
         return rc;
     }
+    recover_all(en);
     stats_publish(en);
     *ret = en;
     return BC_OK;
@@ -259,7 +263,12 @@ int engine_start(struct engine *en, struct err *e)
         goto intake;
     if (pthread_create(&en->disk_thread, NULL, disk_main, en) != 0)
         goto loads;
+    if (pthread_create(&en->keeper_thread, NULL, keeper_main, en) != 0)
+        goto disk;
     return BC_OK;
+disk:
+    queue_stop(en);
+    pthread_join(en->disk_thread, NULL);
 loads:
     queue_stop(en);
     pthread_join(en->loads_thread, NULL);
@@ -288,19 +297,27 @@ void engine_stop(struct engine *en)
         pthread_join(en->intake_thread, NULL);
         pthread_join(en->engine_thread, NULL);
         pthread_join(en->disk_thread, NULL);
-        en->threads = false;
     }
     /* the threads are gone: their state is this thread's now */
     struct err e = {0};
     err_set(&e, BC_ECLOSED, "", "the daemon is stopping");
     for (uint32_t i = 0; i < en->n_sessions; i++) {
-        if (en->list[i]->req != NULL)
-            request_end(en, en->list[i], END_RETRY, NULL);
-        sess_refuse_waiters(en, en->list[i], &e);
+        struct session *s = en->list[i];
+        replay_stop(s);
+        if (s->req != NULL && s->keeper != NULL && s->req->kind == REQUEST_GENERATE)
+            request_forget(en, s); /* the next daemon goes on with it */
+        else if (s->req != NULL)
+            request_end(en, s, END_RETRY, NULL);
+        sess_refuse_waiters(en, s, &e);
     }
     tier_refuse_all(en, &e);
     queue_refuse_all(en, &e);
     queue_publish(en);
+    if (en->threads) {
+        keepers_stop(en);
+        pthread_join(en->keeper_thread, NULL);
+        en->threads = false;
+    }
 }
 
 static void free_options(struct engine *en)
@@ -333,6 +350,8 @@ void engine_close(struct engine **pen)
         sess_close(en, &s);
     }
     tier_close(en);
+    queue_publish(en);
+    keepers_close(en);
     bc_assert(models_held(en) == 0); /* every page is back */
     models_close(en);
     for (struct report *r; (r = engine_take(en)) != NULL;)

@@ -175,6 +175,9 @@ struct command {
             int32_t priority;
             uint32_t weight;           /* 0: 1 */
             struct session_port *port; /* the engine takes a reference of its own */
+            bool durable;              /* it outlives the daemon; needs a name */
+            uint8_t token[16];         /* the right to attach, kept with a durable one */
+            uint64_t id;               /* 0: the next free one */
         } open;
         struct {
             enum prompt_kind kind;
@@ -237,6 +240,7 @@ enum report_type {
     REP_SCORES_REPLY,
     REP_DONE,
     REP_ATTACHED,
+    REP_RECOVERED, /* a durable session of an earlier daemon; its stream reports follow */
     /* stream reports: in order, one session */
     REP_TOKENS,
     REP_LOGPROB,
@@ -244,6 +248,7 @@ enum report_type {
     REP_PRUNED,
     REP_SCORES,
     REP_END,
+    REP_LOST, /* records that an earlier daemon made and this one cannot */
 };
 struct report_top {
     int32_t id;
@@ -273,6 +278,7 @@ struct report {
     uint32_t request_id;
     struct report *next;
     size_t bytes; /* malloced size, for accounting */
+    bool despite; /* it goes out even if the journal fails */
     union {
         struct err error;
         struct report_session info;
@@ -319,12 +325,24 @@ struct report {
         struct {
             uint64_t bytes_freed;
         } closed;
+        struct {
+            uint64_t count;
+        } lost;
+        struct {
+            struct report_session info;
+            uint8_t token[16];
+            uint64_t seq; /* of the stream's last record, before the reports that follow */
+            bool busy;    /* a request is under way */
+            struct session_port *port; /* a reference for the loop, which sets it to NULL */
+        } recovered;
     } u;
 };
 /* The next report, or NULL. Loop thread. Stream reports of a session come in order. The loop subtracts
  * from port->queued when a report has gone into the ring. */
 struct report *engine_take(struct engine *en);
 void report_free(struct report **r);
+/* Records that a stream report becomes, for a session with a name (pieces.h). */
+uint32_t report_records(const struct report *r);
 
 /* ---- stepping and looking (tests; the engine thread)
  * -------------------------------------------------- */

@@ -146,6 +146,12 @@ void deliver_batch(struct engine *en)
             if (x->n == 0)
                 continue;
             s->last_use_us = clock_us();
+            if (s->req->kind == REQUEST_REPLAY) {
+                if (s->req->done == s->req->n)
+                    replay_next(en, s);
+                continue;
+            }
+            durable_step(s, x->n, x->picked);
             if (!x->decode && !deliver_prompt(en, &m->batch, x))
                 continue;
             if (s->req->max_tokens == 0)

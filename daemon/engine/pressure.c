@@ -123,9 +123,12 @@ enum giving { GIVES_NOT, GIVES_SOON, GIVES_NOW };
 /* Soon: what keeps it from being pruned ends by itself. */
 static enum giving may_forget(const struct engine *en, const struct session *s)
 {
+    if (s->replay != NULL)
+        return GIVES_SOON;
     if (!evict_policy_prunes(evict_params(s->ev)->policy)) /* it can leave when it is idle */
         return share_turns(en) && s->req != NULL && !sess_parked(s) ? GIVES_SOON : GIVES_NOT;
-    if (s->prune.active || s->lodging.transfer != NULL || clock_us() < s->deaf_us)
+    if (s->prune.active || s->lodging.transfer != NULL || s->replay != NULL ||
+        clock_us() < s->deaf_us)
         return GIVES_SOON;
     if (s->scoring.active || promised(s))
         return sess_parked(s) ? GIVES_NOT : GIVES_SOON;
@@ -280,6 +283,10 @@ static void end_budget(struct engine *en, struct batch_entry *b, const struct er
 {
     b->n = 0;
     en->worked = true;
+    if (b->s->req->kind == REQUEST_REPLAY) { /* this daemon has not the memory that there was */
+        b->s->replay->failed = *e;
+        return;
+    }
     request_end(en, b->s, END_BUDGET, e);
 }
 

@@ -28,12 +28,14 @@ void queue_open(struct engine *en)
     pthread_cond_init(&en->intake_cond, &attr);
     pthread_cond_init(&en->loads_cond, &attr);
     pthread_cond_init(&en->disk_cond, &attr);
+    pthread_cond_init(&en->keeper_cond, &attr);
     pthread_condattr_destroy(&attr);
 }
 
 void queue_close(struct engine *en)
 {
     bc_assert(en->inbox == NULL && en->intake == NULL && en->outbox == NULL && en->commands == 0);
+    pthread_cond_destroy(&en->keeper_cond);
     pthread_cond_destroy(&en->disk_cond);
     pthread_cond_destroy(&en->loads_cond);
     pthread_cond_destroy(&en->intake_cond);
@@ -169,8 +171,8 @@ bool queue_wait(struct engine *en, uint64_t until_us)
                              .tv_nsec = (long)(until_us % 1000000) * 1000};
     bool late = false;
     pthread_mutex_lock(&en->lock);
-    while (en->inbox == NULL && en->n_loaded == 0 && en->tier.done == NULL && !en->stopping &&
-           !late) {
+    while (en->inbox == NULL && en->n_loaded == 0 && en->tier.done == NULL &&
+           en->keeping.back == NULL && !en->keeping.drained && !en->stopping && !late) {
         if (until_us != UINT64_MAX)
             late = pthread_cond_timedwait(&en->engine_cond, &en->lock, &until) != 0;
         else
@@ -185,9 +187,14 @@ void queue_face(struct engine *en, struct session *s)
 {
     pthread_mutex_lock(&en->lock);
     s->face.conn = s->conn;
-    s->face.chat = s->chat_state;
-    s->face.fresh = s->stream == 0 && !s->has_pending;
-    s->face.busy = s->req != NULL || s->face.serial != 0;
+    const struct replay *r = s->replay;
+    s->face.chat = r != NULL ? r->end->chat : s->chat_state;
+    s->face.fresh =
+        r != NULL ? r->end->stream == 0 && !r->end->has_pending : s->stream == 0 && !s->has_pending;
+    bool resumes = (r != NULL && r->resume != NULL) ||
+                   (s->replay_after != NULL && s->replay_after->resume != NULL);
+    s->face.busy =
+        (s->req != NULL && s->req->kind != REQUEST_REPLAY) || resumes || s->face.serial != 0;
     pthread_mutex_unlock(&en->lock);
 }
 
@@ -258,6 +265,7 @@ void queue_refuse_all(struct engine *en, const struct err *e)
 
 void queue_publish(struct engine *en)
 {
+    keepers_flush(en);
     if (en->made == NULL)
         return;
     pthread_mutex_lock(&en->lock);

@@ -5,6 +5,7 @@
  */
 #include "core.h"
 #include "clock.h"
+#include "pieces.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,13 +21,20 @@ struct report *report_new(enum report_type type, size_t extra)
 
 void report_free(struct report **r)
 {
+    if ((*r)->type == REP_RECOVERED)
+        port_drop(&(*r)->u.recovered.port);
     free(*r);
     *r = NULL;
 }
 
-static void made_push(struct engine *en, struct report *r)
+void report_push(struct engine *en, struct report *r)
 {
+    struct keeper *k = en->keeping.telling ? NULL : keeper_of(en, r->session);
     ledger_charge(ledger_daemon(en->ledger), LEDGER_reports, r->bytes);
+    if (k != NULL) { /* a durable session's: not before its journal has been written */
+        keeper_report(k, r);
+        return;
+    }
     *en->made_tail = r;
     en->made_tail = &r->next;
     en->n_made++;
@@ -37,7 +45,9 @@ void report_stream(struct engine *en, struct session *s, struct report *r)
     r->conn = s->conn;
     r->session = s->id;
     s->port->queued++;
-    made_push(en, r);
+    if (s->keeper != NULL && !en->keeping.telling)
+        s->keeper->seq += report_records(r);
+    report_push(en, r);
 }
 
 void report_reply(struct engine *en, const struct command *c, struct report *r)
@@ -46,7 +56,47 @@ void report_reply(struct engine *en, const struct command *c, struct report *r)
     r->request_id = c->request_id;
     if (r->session == 0)
         r->session = c->session;
-    made_push(en, r);
+    report_push(en, r);
+}
+
+/* Pieces of a TOKENS report, as outflow.c cuts them: ids first, the text from the last ids on. */
+static uint32_t records_of_tokens(const struct report *r)
+{
+    uint32_t max = piece_payload_max(true, 0) - (uint32_t)sizeof(struct record_tokens);
+    uint32_t ids = r->u.tokens.n_ids, len = r->u.tokens.text_len, part = 0, at = 0, n = 0;
+    do {
+        uint32_t take = BC_MIN(ids - part, max / 4);
+        part += take;
+        if (part == ids)
+            at += piece_text(r->u.tokens.text + at, len - at, max - take * 4);
+        n++;
+    } while (part < ids || at < len);
+    return n;
+}
+
+static uint32_t records_of_rows(uint32_t rows, size_t head, size_t row)
+{
+    uint32_t max = (piece_payload_max(true, 0) - (uint32_t)head) / (uint32_t)row;
+    return rows > 0 ? (rows + max - 1) / max : 1;
+}
+
+uint32_t report_records(const struct report *r)
+{
+    switch (r->type) {
+    case REP_TOKENS:
+        return records_of_tokens(r);
+    case REP_PRUNED:
+        return records_of_rows(r->u.pruned.n_ranges, sizeof(struct record_pruned),
+                               sizeof(struct evict_range));
+    case REP_SCORES:
+        return records_of_rows(r->u.scores.n, sizeof(struct record_scores),
+                               sizeof(struct record_score));
+    case REP_LOST:
+        return (uint32_t)r->u.lost.count;
+    default:
+        bc_assert(r->type > REP_TOKENS);
+        return 1;
+    }
 }
 
 void report_error(struct engine *en, const struct command *c, const struct err *e)

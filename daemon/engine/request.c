@@ -153,6 +153,7 @@ int request_accept(struct engine *en, struct session *s, struct command *c, stru
     }
     s->req = q;
     s->last_use_us = q->start_us;
+    durable_request(s, q);
     return BC_OK;
 }
 
@@ -183,8 +184,8 @@ static enum chat_state chat_now(const struct request *q)
     return q->tokens_out > 0 ? CHAT_OPEN : q->chat_after;
 }
 
-static void report_end(struct engine *en, struct session *s, const struct request *q,
-                       enum record_end_reason reason, const struct err *e)
+static struct report *end_make(struct session *s, const struct request *q,
+                               enum record_end_reason reason, const struct err *e)
 {
     struct report *r = report_new(REP_END, 0);
     uint64_t now = clock_us();
@@ -207,14 +208,33 @@ static void report_end(struct engine *en, struct session *s, const struct reques
                  e->text);
     s->prunes_at_end = s->prunes;
     s->dropped_at_end = s->dropped;
-    report_stream(en, s, r);
+    return r;
 }
 
-void request_end(struct engine *en, struct session *s, enum record_end_reason reason,
-                 const struct err *e)
+void request_adopt(struct session *s, const struct request *q)
+{
+    ledger_charge(&s->owner, LEDGER_prompts, request_bytes(q));
+}
+
+void request_forget(struct engine *en, struct session *s)
 {
     struct request *q = s->req;
-    bc_assert(q != NULL);
+    bool for_others = s->prune.reason == PRUNE_PRESSURE && !s->prune.self;
+    if (s->prune.active && !s->prune.reply && !for_others)
+        prune_abort(s);
+    if (q->kind == REQUEST_SCORES)
+        scores_abort(s);
+    s->req = NULL;
+    request_free(s, &q);
+    queue_face(en, s);
+}
+
+/* told: its client hears of it. */
+static void request_close(struct engine *en, struct session *s, enum record_end_reason reason,
+                          const struct err *e, bool told)
+{
+    struct request *q = s->req;
+    bc_assert(q != NULL && q->kind != REQUEST_REPLAY);
     bool for_others = s->prune.reason == PRUNE_PRESSURE && !s->prune.self;
     if (s->prune.active && !s->prune.reply && !for_others)
         prune_abort(s); /* it was pruned for what will not come any more */
@@ -224,7 +244,7 @@ void request_end(struct engine *en, struct session *s, enum record_end_reason re
         const char *text;
         size_t len;
         deliver_flush(&q->out, &text, &len);
-        if (len > 0 && !q->stop_string)
+        if (told && len > 0 && !q->stop_string)
             report_tokens(en, s, s->stream + s->has_pending, NULL, 0, text, len);
         s->chat_state = chat_now(q);
         frozen_mend(s, q);
@@ -232,10 +252,26 @@ void request_end(struct engine *en, struct session *s, enum record_end_reason re
             seqcache_compact(s->cache); /* gives back what was reserved */
     }
     s->last_use_us = clock_us();
-    report_end(en, s, q, reason, e);
+    struct report *r = end_make(s, q, reason, e);
+    durable_end(s, r);
+    if (told)
+        report_stream(en, s, r);
+    else
+        report_free(&r);
     s->req = NULL;
     request_free(s, &q);
     queue_face(en, s);
+}
+
+void request_end(struct engine *en, struct session *s, enum record_end_reason reason,
+                 const struct err *e)
+{
+    request_close(en, s, reason, e, true);
+}
+
+void request_drop(struct engine *en, struct session *s)
+{
+    request_close(en, s, END_ERROR, NULL, false);
 }
 
 void request_finish(struct engine *en, struct session *s, enum record_end_reason reason)

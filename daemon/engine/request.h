@@ -14,7 +14,8 @@
 #include "engine.h"
 #include "records.h"
 
-enum request_kind { REQUEST_GENERATE, REQUEST_SCORES };
+/* REPLAY: rows of a journal: nobody hears of it. */
+enum request_kind { REQUEST_GENERATE, REQUEST_SCORES, REQUEST_REPLAY };
 enum request_phase { REQUEST_PREFILL, REQUEST_DECODE, REQUEST_ENDING };
 
 struct request {

@@ -17,7 +17,7 @@
 static bool runnable(const struct session *s, enum turn_kind kind)
 {
     const struct request *q = s->req;
-    return q != NULL && q->kind == REQUEST_GENERATE &&
+    return q != NULL && q->kind != REQUEST_SCORES &&
            q->phase == (kind == TURN_DECODE ? REQUEST_DECODE : REQUEST_PREFILL) &&
            !s->prune.active && !s->scoring.active && !sess_parked(s);
 }

@@ -183,9 +183,12 @@ static uint64_t id_next(struct engine *en)
     return en->last_id;
 }
 
-static void table_add(struct engine *en, struct session *s)
+/* id: wanted, if it is free; 0: the next one. */
+static void table_add(struct engine *en, struct session *s, uint64_t id)
 {
-    s->id = id_next(en);
+    struct session *there = en->slots[id & (en->n_slots - 1)];
+    s->id = id != 0 && there == NULL ? id : id_next(en);
+    en->last_id = BC_MAX(en->last_id, s->id);
     s->at = en->n_sessions;
     en->list[en->n_sessions++] = s;
     s->m->sessions++;
@@ -246,7 +249,7 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
         rc = err_nomem(e, SAMPLER_REPEAT_MAX * sizeof *s->recent);
         goto fail;
     }
-    table_add(en, s);
+    table_add(en, s, c->u.open.id);
     *ret = s;
     return BC_OK;
 fail:
@@ -258,8 +261,11 @@ void sess_close(struct engine *en, struct session **ps)
 {
     struct session *s = *ps;
     MAGIC_OK(s, SESSION_MAGIC);
+    replay_stop(s);
     bc_assert(s->req == NULL);
     tier_close_session(en, s);
+    if (s->keeper != NULL) /* the daemon ends: the next one has it */
+        keeper_leave(en, s, false);
     pthread_mutex_lock(&en->lock);
     en->slots[s->id & (en->n_slots - 1)] = NULL;
     pthread_mutex_unlock(&en->lock);
@@ -295,7 +301,8 @@ void sess_refuse_waiters(struct engine *en, struct session *s, const struct err 
 
 bool sess_parked(const struct session *s)
 {
-    return s->port->room < PORT_ROOM_MIN || s->port->queued >= SESSION_REPORTS_MAX;
+    return s->port->room < PORT_ROOM_MIN || s->port->queued >= SESSION_REPORTS_MAX ||
+           (s->keeper != NULL && s->keeper->flight > KEEPER_FLIGHT_MAX);
 }
 
 void sess_append(struct session *s, const int32_t *ids, uint32_t n)

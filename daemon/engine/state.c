@@ -21,6 +21,8 @@ void sess_state_put(const struct session *s, struct bytes_out *o)
     bytes_put_u32(o, STATE_VERSION);
     bytes_put_u32(o, s->uid);
     bytes_put_u32(o, (uint32_t)s->priority);
+    bytes_put_u32(o, s->weight);
+    bytes_put_u64(o, s->snapshot_mark);
     bytes_put_text(o, s->name);
     bytes_put_text(o, s->client);
     bytes_put_text(o, s->m->name);
@@ -62,6 +64,8 @@ int sess_state_get(const void *bytes, size_t n, struct sess_state *st, struct er
                        version, STATE_VERSION);
     st->uid = bytes_get_u32(&in);
     st->priority = (int32_t)bytes_get_u32(&in);
+    st->weight = bytes_get_u32(&in);
+    st->mark = bytes_get_u64(&in);
     bytes_get_text(&in, st->name, sizeof st->name);
     bytes_get_text(&in, st->client, sizeof st->client);
     bytes_get_text(&in, st->model, sizeof st->model);
@@ -103,6 +107,25 @@ static bool ids_ok(const struct session *s, const int32_t *ids, uint32_t n)
     return true;
 }
 
+void sess_state_take(struct session *s, const struct sess_state *st)
+{
+    int rc = evict_set_params(s->ev, &st->params, NULL);
+    bc_assert(rc == BC_OK); /* they were checked, and the policy is the session's */
+    s->ask = st->ask;
+    s->frozen_auto = st->frozen_auto;
+    s->stream = st->stream;
+    s->has_pending = st->has_pending;
+    s->pending = st->pending;
+    s->chat_state = st->chat;
+    s->prunes = st->prunes;
+    s->dropped = st->dropped;
+    s->tokens_in = st->tokens_in;
+    s->tokens_out = st->tokens_out;
+    s->prune_micros = st->prune_micros;
+    s->prunes_at_end = st->prunes_at_end;
+    s->dropped_at_end = st->dropped_at_end;
+}
+
 int sess_policy_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,
                       struct err *e)
 {
@@ -126,21 +149,9 @@ int sess_state_apply(struct session *s, const struct sess_state *st, uint32_t n_
     int rc = evict_set_params(s->ev, &st->params, e);
     if (rc < 0 || (rc = evict_state_get(s->ev, &in, n_rows, e)) < 0)
         return rc;
-    s->ask = st->ask;
-    s->frozen_auto = st->frozen_auto;
     s->budget_bytes = bytes;
-    s->stream = st->stream;
-    s->has_pending = st->has_pending;
-    s->pending = st->pending;
-    s->chat_state = st->chat;
+    sess_state_take(s, st);
     for (uint32_t i = 0; i < st->n_recent; i++)
         s->recent[(st->stream - st->n_recent + i) % SAMPLER_REPEAT_MAX] = st->recent[i];
-    s->prunes = st->prunes;
-    s->dropped = st->dropped;
-    s->tokens_in = st->tokens_in;
-    s->tokens_out = st->tokens_out;
-    s->prune_micros = st->prune_micros;
-    s->prunes_at_end = st->prunes_at_end;
-    s->dropped_at_end = st->dropped_at_end;
     return BC_OK;
 }

@@ -13,8 +13,9 @@
 struct session;
 
 struct sess_state {
-    uint32_t uid;
+    uint32_t uid, weight;
     int32_t priority;
+    uint64_t mark; /* of the snapshot that it stands in; 0: it is none */
     char name[65], client[64], model[96], chat_template[32], kv_type[8];
     char path[STATE_PATH_MAX]; /* of the model's file */
     struct evict_request ask;
@@ -34,6 +35,8 @@ void sess_state_put(const struct session *s, struct bytes_out *o);
 /* BC_ECORRUPT, BC_EVERSION. Points into bytes. */
 int sess_state_get(const void *bytes, size_t n, struct sess_state *ret, struct err *e);
 /* Makes s, whose model, policy and cache are there, what the state says. n_rows: cached tokens. */
+/* What can be known of s before its cache is here: everything but cache, policy and newest tokens. */
+void sess_state_take(struct session *s, const struct sess_state *st);
 int sess_policy_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,
                       struct err *e); /* what the policy has learnt alone */
 int sess_state_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,

@@ -2,6 +2,7 @@
 #include "core.h"
 #include "clock.h"
 #include "log.h"
+#include <stdio.h>
 #include <stdlib.h>
 
 #define RETRY_US 60000000u /* after a spill that failed */
@@ -50,6 +51,8 @@ static void commands_refuse(struct engine *en, struct command **list, struct com
 static void image_book(struct engine *en, struct session *s, bool in)
 {
     const struct image *i = s->lodging.image;
+    if (i->kind == IMAGE_NAMED) /* a durable session's own file */
+        return;
     uint64_t *sum = i->kind == IMAGE_HOST ? &en->tier.host_bytes : &en->tier.disk_bytes;
     bc_assert(in || *sum >= i->bytes);
     *sum = in ? *sum + i->bytes : *sum - i->bytes;
@@ -91,10 +94,16 @@ static int spill_prepare(struct engine *en, struct transfer *t, struct err *e)
     if (rc < 0)
         return rc;
     uint64_t n = spill_bytes(t->sp);
-    if (!image_fits(en, n, &kind))
+    if (t->s->keeper != NULL) {
+        char path[DISK_PATH_MAX];
+        snprintf(path, sizeof path, "%s/snapshot", t->s->keeper->folder);
+        t->image = image_named(path);
+    } else if (!image_fits(en, n, &kind))
         return err_amount(e, BC_EBUDGET, "host_tier", n, en->opt.host_tier - en->tier.host_bytes,
                           "neither tier has room for %llu bytes more", (unsigned long long)n);
-    if ((t->image = image_new(kind)) == NULL)
+    else
+        t->image = image_new(kind);
+    if (t->image == NULL)
         return err_nomem(e, sizeof *t->image);
     t->image->bytes = n;
     t->image->rows = spill_rows(t->sp);
@@ -106,6 +115,8 @@ int tier_leave(struct engine *en, struct session *s, struct err *e)
     struct transfer *t = transfer_new(en, s, true, WHY_TIER);
     if (t == NULL)
         return err_nomem(e, sizeof *t);
+    if (s->keeper != NULL)
+        durable_mark(s);
     int rc = spill_prepare(en, t, e);
     if (rc < 0) {
         if (t->image != NULL)
@@ -129,6 +140,8 @@ void tier_left(struct engine *en, struct transfer *t)
     log_debug("engine.tier", "session %llu: %u tokens, %llu bytes to %s", (unsigned long long)s->id,
               s->lodging.image->rows, (unsigned long long)s->lodging.image->bytes,
               s->lodging.image->kind == IMAGE_HOST ? "host memory" : "disk");
+    if (s->keeper != NULL)
+        durable_snapshot(s);
     seqcache_clear(s->cache);
     evict_state_clear(s->ev);
     transfer_free(en, &t);
@@ -140,11 +153,12 @@ static void spill_idle(struct engine *en, uint64_t now)
 {
     struct err e;
     en->tier.next_us = UINT64_MAX;
-    if (en->opt.spill_after_us == 0 || (en->opt.host_tier == 0 && en->opt.disk_tier == 0))
+    bool tiers = en->opt.host_tier > 0 || en->opt.disk_tier > 0;
+    if (en->opt.spill_after_us == 0 || (!tiers && en->keeping.n == 0))
         return;
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         struct session *s = en->list[i];
-        if (!tier_idle(en, s))
+        if ((!tiers && s->keeper == NULL) || !tier_idle(en, s))
             continue;
         uint64_t due = BC_MAX(s->last_use_us + en->opt.spill_after_us, en->tier.retry_us);
         if (due > now)
@@ -172,11 +186,12 @@ void tier_run(struct engine *en)
     en->tier.freed = false;
     spill_idle(en, clock_us());
     keep_alive_run(en, clock_us());
+    replays_run(en);
 }
 
 /* ---- coming back ---- */
 
-static int return_start(struct engine *en, struct session *s, struct err *e)
+int tier_fetch(struct engine *en, struct session *s, struct err *e)
 {
     struct transfer *t = transfer_new(en, s, false, WHY_TIER);
     if (t == NULL)
@@ -208,7 +223,7 @@ void tier_model_back(struct engine *en, struct model_ref *m)
             tier_waiting_refuse(en, s, &m->err);
         else if (s->lodging.place != PLACE_AWAY)
             tier_waiting_run(en, s);
-        else if (return_start(en, s, &e) < 0)
+        else if (tier_fetch(en, s, &e) < 0)
             tier_waiting_refuse(en, s, &e);
     }
 }
@@ -221,18 +236,31 @@ void tier_came(struct engine *en, struct transfer *t)
     lodging_drop(en, s);
     en->tier.returns++;
     transfer_free(en, &t);
+    if (s->replay_after != NULL) { /* a daemon before this one made the image: what came after it */
+        struct replay *r = s->replay_after;
+        s->replay_after = NULL;
+        replay_begin(en, s, &r);
+        return;
+    }
     tier_waiting_run(en, s);
 }
 
 void tier_failed(struct engine *en, struct transfer *t, const struct err *e)
 {
     struct session *s = t->s;
-    bool out = t->out;
+    bool out = t->out, damaged = e->code != BC_ENOMEM && e->code != BC_EBUDGET;
+    struct err why = *e;
     transfer_free(en, &t);
     if (!out) {
         seqcache_clear(s->cache);
+        if (s->keeper != NULL && damaged) { /* its journal has everything */
+            if (recover_rebuild(en, s, &why) == BC_OK) {
+                lodging_drop(en, s);
+                return;
+            }
+        }
         s->lodging.place = PLACE_AWAY; /* the next use tries again */
-        tier_waiting_refuse(en, s, e);
+        tier_waiting_refuse(en, s, &why);
         return;
     }
     lodging_drop(en, s);
@@ -266,7 +294,7 @@ void tier_wait(struct engine *en, struct session *s, struct command **pc)
         commands_add(&l->waiting_tail, pc);
         return;
     }
-    if (l->place == PLACE_AWAY && return_start(en, s, &e) < 0) {
+    if (l->place == PLACE_AWAY && tier_fetch(en, s, &e) < 0) {
         command_refuse(en, pc, &e);
         return;
     }

@@ -226,7 +226,7 @@ static int in_apply(struct transfer *t, struct err *e)
     if (st == NULL)
         return err_nomem(e, sizeof *st);
     int rc = sess_state_get(bytes, n, st, e);
-    if (rc == BC_OK && t->why == WHY_RESTORE)
+    if (rc == BC_OK && (t->why == WHY_RESTORE || t->s->replay_after != NULL))
         rc = sess_state_apply(t->s, st, spill_rows(t->sp), e);
     else if (rc == BC_OK)
         rc = sess_policy_apply(t->s, st, spill_rows(t->sp), e);

@@ -124,8 +124,6 @@ static int ring_size_read(bool has, uint32_t bytes, uint64_t *ret, struct err *e
 static int open_numbers_check(const Backcast__OpenSession *m, struct err *e)
 {
     int rc = BC_OK;
-    if (m->durable)
-        return err_set(e, BC_EUNSUPPORTED, "durable", "this daemon keeps no journal");
     if (m->budget_bytes != 0 && m->budget_tokens != 0)
         return err_set(e, BC_EINVALID, "budget_tokens",
                        "budget_bytes and budget_tokens are both given");
@@ -237,6 +235,8 @@ int dispatch_open(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struc
     cmd->u.open.priority = m->priority;
     cmd->u.open.weight = m->weight;
     cmd->u.open.port = st->port;
+    cmd->u.open.durable = m->durable;
+    memcpy(cmd->u.open.token, st->token, sizeof cmd->u.open.token);
     if ((rc = request_post(c, &cmd, FRAME_OPEN_SESSION, 0, st, e)) < 0)
         goto fail;
     return BC_OK;

@@ -8,6 +8,7 @@
  * the engine's scheduler knows about the client. */
 #include "clock.h"
 #include "log.h"
+#include "pieces.h"
 #include "stream.h"
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,6 @@ _Static_assert(sizeof(struct report_top) == 8, "goes into LOGPROBS as it is");
 _Static_assert(sizeof(struct report_score) == sizeof(struct record_score), "and into SCORES");
 _Static_assert(sizeof(struct evict_range) == 16, "and into PRUNED");
 
-#define RECORD_OUT_MAX 65520u
 #define ROOM_DETACHED (1u << 30) /* nobody can be slow: records are only kept */
 
 struct turn {
@@ -24,11 +24,9 @@ struct turn {
     size_t bytes;
 };
 
-/* Kept records must fit any ring that attaches later. */
 static uint32_t payload_max(const struct stream *st)
 {
-    uint64_t size = st->backlog.bytes != NULL ? RING_BYTES_MIN : st->ring_size;
-    return BC_MIN(RING_PAYLOAD_MAX(size), RECORD_OUT_MAX);
+    return piece_payload_max(st->backlog.bytes != NULL, st->ring_size);
 }
 
 /* 1: the record is in the ring (or kept); 0: no room; < 0: the client lies. */
@@ -52,17 +50,6 @@ static int emit(struct stream *st, struct turn *t, enum record_type type, uint16
     return 1;
 }
 
-/* Longest piece of text that ends between characters and fits. */
-static uint32_t text_piece(const char *text, uint32_t len, uint32_t max)
-{
-    if (len <= max)
-        return len;
-    uint32_t n = max;
-    while (n > 0 && max - n < 3 && ((unsigned char)text[n] & 0xc0) == 0x80)
-        n--;
-    return n > 0 && ((unsigned char)text[n] & 0xc0) != 0x80 ? n : max;
-}
-
 /* part: ids that have gone; part_more: bytes of text that have. */
 static int emit_tokens(struct stream *st, struct turn *t, const struct report *r)
 {
@@ -72,7 +59,7 @@ static int emit_tokens(struct stream *st, struct turn *t, const struct report *r
         bool all_ids = st->part + n == r->u.tokens.n_ids;
         const char *text = r->u.tokens.text + st->part_more;
         uint32_t left = r->u.tokens.text_len - st->part_more;
-        uint32_t len = all_ids ? text_piece(text, left, max - n * 4) : 0;
+        uint32_t len = all_ids ? piece_text(text, left, max - n * 4) : 0;
         struct record_tokens rec = {.first_stream = r->u.tokens.first_stream + st->part,
                                     .n_ids = n,
                                     .text_len = len};
@@ -170,6 +157,19 @@ static int emit_end(struct stream *st, struct turn *t, const struct report *r)
     return emit(st, t, RECORD_END, 0, parts, 2);
 }
 
+/* Numbers of records that no daemon can make any more: a LOST record for each. */
+static int emit_lost(struct stream *st, struct turn *t, const struct report *r)
+{
+    for (; st->part < r->u.lost.count; st->part++) {
+        struct record_lost rec = {st->seq + 1, 1};
+        struct ring_part part = {&rec, sizeof rec};
+        int rc = emit(st, t, RECORD_LOST, 0, &part, 1);
+        if (rc <= 0)
+            return rc;
+    }
+    return 1;
+}
+
 static int emit_report(struct stream *st, struct turn *t, const struct report *r)
 {
     switch (r->type) {
@@ -183,6 +183,8 @@ static int emit_report(struct stream *st, struct turn *t, const struct report *r
         return emit_pruned(st, t, r);
     case REP_SCORES:
         return emit_scores(st, t, r);
+    case REP_LOST:
+        return emit_lost(st, t, r);
     default:
         bc_assert(r->type == REP_END);
         return emit_end(st, t, r);

@@ -409,6 +409,13 @@ void reply_report(struct server *s, struct report **pr)
             report_free(pr); /* of a session whose client has gone */
         return;
     }
+    if (r->type == REP_RECOVERED) {
+        struct err e;
+        if (stream_recovered(s, r, &e) < 0) /* it runs on, unseen until the next start */
+            log_error("ipc", "session %llu: %s", (unsigned long long)r->session, e.text);
+        report_free(pr);
+        return;
+    }
     struct pending *p = r->request_id != 0 ? pending_find(s, r->conn, r->request_id) : NULL;
     if (p != NULL)
         reply_answer(s, conn_find(s, r->conn), p, r);

@@ -309,6 +309,8 @@ void server_engine(struct server *s, struct engine *en)
 {
     MAGIC_OK(s, SERVER_MAGIC);
     s->en = en;
+    while (take_reports(s)) /* sessions of an earlier daemon, before anybody asks for them */
+        ;
     for (struct conn *c = s->conn_list; c != NULL; c = c->next)
         conn_unpause(c, PAUSE_LOADING);
 }

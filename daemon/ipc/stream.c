@@ -185,6 +185,45 @@ fail_free:
     return rc;
 }
 
+/* Nobody asked for it, so nobody can be refused: its charges count beyond any limit. */
+int stream_recovered(struct server *s, struct report *r, struct err *e)
+{
+    struct stream *st = calloc(1, sizeof *st);
+    if (st == NULL)
+        return err_nomem(e, sizeof *st);
+    st->magic = STREAM_MAGIC;
+    st->server = s;
+    st->uid = r->u.recovered.info.uid;
+    st->bell = NO_BELL;
+    st->out_tail = &st->out;
+    st->ring_size = RING_BYTES_DEFAULT;
+    snprintf(st->name, sizeof st->name, "%s", r->u.recovered.info.name);
+    memcpy(st->token, r->u.recovered.token, sizeof st->token);
+    int rc = backlog_open(&st->backlog, e);
+    if (rc == BC_OK && (st->account = account_get(&s->accounts, st->uid)) == NULL)
+        rc = err_nomem(e, sizeof *st->account);
+    if (rc < 0) {
+        backlog_close(&st->backlog);
+        free(st);
+        return rc;
+    }
+    quota_add(st->account, QUOTA_SESSIONS, 1);
+    quota_add(st->account, QUOTA_RINGS, BACKLOG_BYTES);
+    st->charged_rings = BACKLOG_BYTES;
+    st->busy = r->u.recovered.busy;
+    if (st->busy)
+        quota_add(st->account, QUOTA_REQUESTS, 1);
+    st->port = r->u.recovered.port;
+    r->u.recovered.port = NULL;
+    st->seq = r->u.recovered.seq;
+    st->next = s->stream_list;
+    if (st->next != NULL)
+        st->next->prev = st;
+    s->stream_list = st;
+    idmap_put(&s->streams, &st->node, r->session);
+    return BC_OK;
+}
+
 int stream_opened(struct stream *st, uint64_t session, int ret_fds[4], struct err *e)
 {
     MAGIC_OK(st, STREAM_MAGIC);

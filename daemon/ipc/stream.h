@@ -86,6 +86,8 @@ struct stream *stream_named(struct server *s, uint32_t uid, const char *name);
 /* An OPENING stream with its rings made and charged. */
 int stream_new(struct conn *c, const char *name, uint64_t ring_size, struct stream **ret,
                struct err *e);
+/* One of an earlier daemon: it has a name, its number and its token, and nobody is attached. */
+int stream_recovered(struct server *s, struct report *r, struct err *e);
 /* The engine opened it: it gets its id; fds for the reply. */
 int stream_opened(struct stream *st, uint64_t session, int ret_fds[4], struct err *e);
 /* Attach, in two steps around the engine's answer. */

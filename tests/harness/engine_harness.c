@@ -199,6 +199,27 @@ uint32_t eh_post_restore(struct eh *h, const char *name)
     return eh_post(h, c);
 }
 
+static struct eh_stream *stream_find(struct eh *h, uint64_t session, uint32_t *ret_at);
+
+uint64_t eh_attach(struct eh *h, const char *name)
+{
+    uint64_t id = 0;
+    uint32_t at = 0;
+    eh_collect(h);
+    for (uint32_t i = 0; i < h->n_replies; i++)
+        if (h->replies[i]->type == REP_RECOVERED &&
+            strcmp(h->replies[i]->u.recovered.info.name, name) == 0)
+            id = h->replies[i]->session;
+    if (id == 0)
+        return 0;
+    struct command *c = eh_command(h, CMD_ATTACH, id);
+    assert_non_null(stream_find(h, id, &at));
+    snprintf(c->u.attach.name, sizeof c->u.attach.name, "%s", name);
+    c->u.attach.port = h->ports[at];
+    eh_expect(h, eh_post(h, c), REP_ATTACHED);
+    return id;
+}
+
 uint32_t eh_post_open(struct eh *h, const struct eh_ask *a)
 {
     struct command *c = eh_command(h, CMD_OPEN, 0);
@@ -234,6 +255,8 @@ uint32_t eh_post_open(struct eh *h, const struct eh_ask *a)
     c->u.open.name = keep_string(&at, a->name);
     c->u.open.chat_template = keep_string(&at, a->chat_template);
     c->u.open.priority = a->priority;
+    c->u.open.durable = a->durable;
+    memset(c->u.open.token, 0x77, sizeof c->u.open.token);
     c->u.open.weight = a->weight;
     snprintf(c->u.open.client, sizeof c->u.open.client, "harness");
     c->u.open.port = stream_await(h, c);
@@ -345,6 +368,7 @@ static void add_stream(struct eh *h, struct report *r)
         fail_msg("a report of session %llu, which nobody opened", (unsigned long long)r->session);
     assert_true(h->ports[at]->queued > 0);
     h->ports[at]->queued--;
+    s->seq += report_records(r);
     switch (r->type) {
     case REP_TOKENS:
         add_tokens(s, r);
@@ -371,6 +395,9 @@ static void add_stream(struct eh *h, struct report *r)
         memcpy(s->scores + s->n_scores, r->u.scores.rows, r->u.scores.n * sizeof *s->scores);
         s->n_scores += r->u.scores.n;
         break;
+    case REP_LOST:
+        s->lost += r->u.lost.count;
+        break;
     default:
         assert_int_equal(r->type, REP_END);
         s->n_ends++;
@@ -387,6 +414,22 @@ static void add_reply(struct eh *h, struct report *r)
                 h->streams[i]->session = r->session;
     for (uint32_t i = 0; i < h->n_replies; i++) /* one answer each */
         assert_true(h->replies[i]->request_id != r->request_id);
+    if (r->type == REP_RECOVERED) {
+        h->ports = grown(h->ports, h->n_streams, sizeof *h->ports);
+        h->streams = grown(h->streams, h->n_streams, sizeof *h->streams);
+        struct eh_stream *s = calloc(1, sizeof *s);
+        assert_non_null(s);
+        s->session = r->session;
+        stream_clear(s);
+        s->uid = r->u.recovered.info.uid;
+        s->conn = EH_CONN;
+        s->recovered = true;
+        s->busy = r->u.recovered.busy;
+        s->seq = r->u.recovered.seq;
+        h->ports[h->n_streams] = r->u.recovered.port;
+        h->streams[h->n_streams++] = s;
+        r->u.recovered.port = NULL;
+    }
     h->replies = grown(h->replies, h->n_replies, sizeof *h->replies);
     h->replies[h->n_replies++] = r;
 }

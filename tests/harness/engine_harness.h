@@ -41,6 +41,9 @@ struct eh_stream {
     uint32_t n_progress, done, total;
     uint32_t n_ends, ends_waited; /* by eh_run_to_end */
     struct report end;            /* the last one */
+    uint64_t seq;                 /* of the last record that the reports so far become */
+    uint64_t lost;
+    bool recovered, busy;
 };
 
 struct eh {
@@ -82,13 +85,15 @@ struct eh_ask {
     uint32_t uid;        /* 0: EH_UID */
     int32_t priority;
     uint32_t weight;
-    bool recent_zero;
+    bool recent_zero, durable;
 };
 uint32_t eh_post(struct eh *h, struct command *c); /* fills request_id and returns it */
 struct command *eh_command(struct eh *h, enum command_type type, uint64_t session);
 uint32_t eh_post_open(struct eh *h, const struct eh_ask *a);
 uint32_t eh_post_save(struct eh *h, uint64_t session, const char *name);
 uint32_t eh_post_restore(struct eh *h, const char *name); /* its stream is known by the reply */
+/* A durable session of an earlier engine, attached to; 0: it was not recovered. */
+uint64_t eh_attach(struct eh *h, const char *name);
 uint32_t eh_post_ids(struct eh *h, uint64_t session, const int32_t *ids, size_t n,
                      const struct generate_options *o);
 uint32_t eh_post_text(struct eh *h, uint64_t session, enum prompt_kind kind, const char *role,

@@ -417,7 +417,7 @@ static void calls_of_later_parts_answer_unsupported(void **state)
     raw_call_fails(r, FRAME_RESTORE, &rs.base, 6, "state_dir");
     raw_call_fails(r, FRAME_SAVE, &sv.base, 1, "session");
     o.has_durable = o.durable = 1;
-    raw_call_fails(r, FRAME_OPEN_SESSION, &o.base, 6, "durable");
+    raw_call_fails(r, FRAME_OPEN_SESSION, &o.base, 6, "state_dir");
     raw_close(&r);
 }
 
