@@ -150,6 +150,8 @@ static void item_close(struct story *st, uint64_t seq)
 
 /* ---- records ---- */
 
+static const uint32_t nothing_learnt[2]; /* no mass, no query */
+
 static int on_create(struct story *st, struct bytes_in *in, const struct journal_record *r,
                      struct err *e)
 {
@@ -164,6 +166,8 @@ static int on_create(struct story *st, struct bytes_in *in, const struct journal
     int rc = sess_state_get(bytes, n, st->begin, e);
     if (rc == BC_OK && (st->begin->stream != 0 || st->begin->has_pending))
         return broken(e, r, "a session does not begin in the middle");
+    st->begin->policy = nothing_learnt; /* what it points to goes with the record */
+    st->begin->n_policy = sizeof nothing_learnt;
     *st->r->end = *st->begin;
     return rc;
 }
