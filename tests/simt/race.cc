@@ -275,14 +275,15 @@ static void device_fresh(const device_cell *c, const char *p, const trace &me, e
     for (int i = 0; i < 4; i++) {
         if (!(me.mask >> i & 1u) || (c->written >> i & 1u))
             continue;
+        bool inside = heap_room(p + i) > 0;
+        if (inside && kind == ACCESS_WRITE)
+            continue;
         heap_tell(p + i, where, sizeof where);
-        if (heap_room(p + i) == 0)
+        if (!inside)
             report("out of bounds", "an access at %p, %s", (const void *)(p + i), where);
-        if (kind != ACCESS_WRITE)
-            report("uninitialised device memory",
-                   "%s reads %s, which nobody has written, or not yet: missing barrier, missing "
-                   "event?",
-                   me.block == WHOLE ? w.q->running->name : "the thread", where);
+        report("uninitialised device memory",
+               "%s reads %s, which nobody has written, or not yet: missing barrier, missing event?",
+               me.block == WHOLE ? w.q->running->name : "the thread", where);
     }
 }
 
