@@ -34,4 +34,15 @@ DEV uint32_t block_rank(bool flag, uint32_t *counts, uint32_t *total)
     *total = all;
     return before + (uint32_t)__popc(votes & ((1u << lane_id()) - 1u));
 }
+
+/* The sum over lanes 0 .. this one. */
+template <class T> DEV T warp_prefix(T v)
+{
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+        T other = __shfl_up_sync(FULL_WARP, v, o);
+        v += lane_id() >= o ? other : (T)0;
+    }
+    return v;
+}
 #endif

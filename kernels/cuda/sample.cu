@@ -35,8 +35,10 @@ struct sample_smem {
     u64 mass[256];
     uint32_t count[256];
     uint32_t ranks[PICK_WARPS];
-    u64 total;
+    u64 enough, mass_before; /* of walk_find */
+    uint32_t count_before, bin;
 };
+#define NO_BIN 256u
 
 /* ---- noise ---- */
 
@@ -153,37 +155,69 @@ DEV void histogram(const struct weights &w, const float *v, uint32_t n, uint32_t
     __syncthreads();
 }
 
+/* Walks the bins from the top: which is the first after which there are `most` candidates or `enough` mass? Its number (or
+ * NO_BIN) to sh->bin, counts and mass of the bins above it added to sh's. One warp; a lane has eight bins. top_p >= 0: `enough`
+ * is that part of all mass. */
+DEV void walk_find(struct sample_smem *sh, uint32_t most, float top_p)
+{
+    int lane = lane_id(), first = 255 - 8 * lane; /* and downwards */
+    uint32_t count = 0;
+    u64 mass = 0;
+    for (int i = 0; i < 8; i++) {
+        count += sh->count[first - i];
+        mass += sh->mass[first - i];
+    }
+    uint32_t count_to = warp_prefix(count);
+    u64 mass_to = warp_prefix(mass), all = __shfl_sync(FULL_WARP, mass_to, 31);
+    u64 enough = top_p >= 0.0f ? (u64)((double)top_p * (double)all) : sh->enough;
+    uint32_t count_at = sh->count_before + count_to - count;
+    u64 mass_at = sh->mass_before + mass_to - mass;
+    uint32_t ends = __ballot_sync(FULL_WARP, count_at + count >= most || mass_at + mass >= enough);
+    __syncwarp();
+    if (lane == 0) {
+        sh->enough = enough;
+        sh->bin = NO_BIN;
+    }
+    __syncwarp();
+    if (lane != __ffs((int)ends) - 1)
+        return;
+    int bin = first;
+    while (count_at + sh->count[bin] < most && mass_at + sh->mass[bin] < enough) {
+        count_at += sh->count[bin];
+        mass_at += sh->mass[bin];
+        bin--;
+    }
+    sh->bin = (uint32_t)bin;
+    sh->count_before = count_at;
+    sh->mass_before = mass_at;
+}
+
 DEV struct cut cut_find(const struct weights &w, const struct row_how &how, const float *v,
                         uint32_t n, struct sample_smem *sh)
 {
     struct cut c = {0, 0};
-    uint32_t most = how.top_k > 0 ? how.top_k : 0xffffffffu, before = 0;
-    u64 enough = ~0ull, mass = 0;
+    uint32_t most = how.top_k > 0 ? how.top_k : 0xffffffffu;
+    if (threadIdx.x == 0) {
+        sh->enough = ~0ull;
+        sh->mass_before = 0;
+        sh->count_before = 0;
+    }
     for (int shift = 24; shift >= 0; shift -= 8) {
         histogram(w, v, n, c.bits, shift, sh);
-        if (shift == 24 && how.top_p < 1.0f) {
-            u64 total = 0;
-            for (int i = 0; i < 256; i++)
-                total += sh->mass[i];
-            enough = (u64)((double)how.top_p * (double)total);
-        }
-        int bin = 255; /* the first from the top after which it is enough */
-        for (; bin >= 0; bin--) {
-            if (before + sh->count[bin] >= most || mass + sh->mass[bin] >= enough)
-                break;
-            before += sh->count[bin];
-            mass += sh->mass[bin];
-        }
+        if (warp_id() == 0)
+            walk_find(sh, most, shift == 24 && how.top_p < 1.0f ? how.top_p : -1.0f);
         __syncthreads();
-        if (bin < 0)
+        uint32_t bin = sh->bin;
+        if (bin == NO_BIN)
             return (struct cut){0, 0xffffffffu}; /* all of them */
-        c.bits |= (uint32_t)bin << shift;
+        c.bits |= bin << shift;
         c.equal = sh->count[bin];
-        u64 each = c.equal ? sh->mass[bin] / c.equal : 1; /* of the last byte's: all the same */
-        if (shift == 0) {
-            u64 by_mass =
-                enough == ~0ull || each == 0 ? c.equal : (enough - mass + each - 1) / each;
-            c.equal = (uint32_t)min((u64)min(most - before, c.equal), by_mass);
+        if (shift == 0) { /* all of this bin weigh the same */
+            uint32_t before = sh->count_before;
+            u64 each = c.equal ? sh->mass[bin] / c.equal : 0, fit = c.equal;
+            if (sh->enough != ~0ull && each > 0)
+                fit = (sh->enough - sh->mass_before + each - 1) / each;
+            c.equal = (uint32_t)min(fit, (u64)min(most - before, c.equal));
             c.equal = before == 0 ? max(c.equal, 1u) : c.equal;
         }
         __syncthreads();

@@ -13,10 +13,28 @@ struct select_args {
     uint32_t *keep;
 };
 
+/* The bin that holds the left-th of all counted (there are as many), to found[0]; how many of it are wanted, to found[1].
+ * One warp; a lane has eight bins. */
+DEV void bin_find(const uint32_t *hist, uint32_t left, uint32_t *found)
+{
+    uint32_t lane = (uint32_t)lane_id(), sum = 0;
+    for (uint32_t i = 0; i < 8; i++)
+        sum += hist[lane * 8 + i];
+    uint32_t before = warp_prefix(sum) - sum;
+    if (left <= before || left > before + sum)
+        return;
+    left -= before;
+    uint32_t bin = lane * 8;
+    while (left > hist[bin])
+        left -= hist[bin++];
+    found[0] = bin;
+    found[1] = left;
+}
+
 /* The bits of the chosen-th lowest value, and in *equal how many of those equal to it stay. */
 DEV uint32_t threshold_find(const struct select_args &a, uint32_t *hist, uint32_t *equal)
 {
-    uint32_t prefix = 0, left = a.chosen;
+    uint32_t prefix = 0, left = a.chosen, *found = hist + 256;
     for (int shift = 24; shift >= 0; shift -= 8) {
         for (uint32_t i = threadIdx.x; i < 256; i += PICK_THREADS)
             hist[i] = 0;
@@ -27,10 +45,11 @@ DEV uint32_t threshold_find(const struct select_args &a, uint32_t *hist, uint32_
                 atomicAdd(&hist[bits >> shift & 255u], 1u);
         }
         __syncthreads();
-        uint32_t bin = 0;
-        while (bin < 255 && left > hist[bin])
-            left -= hist[bin++];
-        prefix |= bin << shift;
+        if (warp_id() == 0)
+            bin_find(hist, left, found);
+        __syncthreads();
+        prefix |= found[0] << shift;
+        left = found[1];
         __syncthreads();
     }
     *equal = left;
@@ -39,7 +58,7 @@ DEV uint32_t threshold_find(const struct select_args &a, uint32_t *hist, uint32_
 
 __global__ void __launch_bounds__(PICK_THREADS) select_rows(struct select_args a)
 {
-    DYN_SMEM(uint32_t, shared); /* 256 of a histogram, or PICK_WARPS counts */
+    DYN_SMEM(uint32_t, shared); /* a histogram of 256 and two results, or PICK_WARPS counts */
     uint32_t equal = 0, threshold = 0, seen = 0, kept = 0, n;
     if (a.chosen > 0)
         threshold = threshold_find(a, shared, &equal);
@@ -77,7 +96,7 @@ uint32_t cuda_select_keep(struct kn *kn, const float *value, const struct kn_sel
                             s->recent,
                             s->keep - s->frozen - s->recent,
                             (uint32_t *)c->scratch.x};
-    KERNEL(c, select_rows, dim3(1), dim3(PICK_THREADS), 256 * sizeof(uint32_t), a);
+    KERNEL(c, select_rows, dim3(1), dim3(PICK_THREADS), 258 * sizeof(uint32_t), a);
     fetch(c, ret_keep, a.keep, s->keep * sizeof(uint32_t));
     return s->keep;
 }
