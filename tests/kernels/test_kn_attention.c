@@ -7,7 +7,7 @@
  * Slots outside a sequence hold large garbage, so that a row that looks beyond its range is seen at
  * once. The row rule: a row's bits do not change with its batch, nor with where a prompt was cut.
  */
-#include "kernels_compare.h"
+#include "kernels_attention.h"
 #include "kn_kv_addr.h"
 
 static struct kc_set set;
@@ -26,127 +26,9 @@ static int close_set(void **state)
     return 0;
 }
 
-/* One layer's cache of one sequence and a batch of queries over it. */
-struct shape {
-    uint32_t d, n_kv, group, n;
-    enum kn_type type;
-    enum kc_slots slots;
-    float deviation; /* of queries and keys: large ones make sharp softmaxes */
-};
-
-enum view { PREFILL, SCORE, SCORE_GAP, WINDOWS };
-
-struct world {
-    struct shape s;
-    uint32_t n_pages, n_heads, n_rows;
-    uint32_t *slots, *seq, *lo, *hi;
-    int32_t *zeros;
-    float *q, *k, *v; /* [n_rows][n_heads][d], [n][n_kv][d] */
-    float scale;
-};
-
-static struct world world_make(struct shape s)
-{
-    struct world w = {.s = s, .n_pages = s.n / 64 + 3, .n_heads = s.n_kv * s.group};
-    w.slots = kc_slots(s.slots, s.n, w.n_pages, s.n + s.d);
-    w.n_rows = s.n;
-    w.q = kc_floats(1, (size_t)s.n * w.n_heads * s.d, s.deviation);
-    w.k = kc_floats(2, (size_t)s.n * s.n_kv * s.d, s.deviation);
-    w.v = kc_floats(3, (size_t)s.n * s.n_kv * s.d, 1.0f);
-    w.seq = calloc(s.n, sizeof *w.seq);
-    w.lo = calloc(s.n, sizeof *w.lo);
-    w.hi = calloc(s.n, sizeof *w.hi);
-    w.zeros = calloc(s.n, sizeof *w.zeros);
-    w.scale = 1.0f / sqrtf((float)s.d);
-    assert_true(w.seq && w.lo && w.hi && w.zeros);
-    return w;
-}
-
-static void world_free(struct world *w)
-{
-    free(w->slots);
-    free(w->q);
-    free(w->k);
-    free(w->v);
-    free(w->seq);
-    free(w->lo);
-    free(w->hi);
-    free(w->zeros);
-}
-
-static void look(struct world *w, enum view view)
-{
-    struct kc_rng r = {w->s.n};
-    for (uint32_t i = 0; i < w->n_rows; i++) {
-        uint32_t n = w->s.n;
-        w->lo[i] = 0;
-        w->hi[i] = i + 1;
-        if (view == SCORE || view == SCORE_GAP) {
-            w->hi[i] = n;
-            w->lo[i] = i + 1 + (view == SCORE_GAP ? 4 : 0);
-            w->lo[i] = w->lo[i] < n ? w->lo[i] : n;
-        } else if (view == WINDOWS) {
-            w->lo[i] = kc_below(&r, n + 1);
-            w->hi[i] = w->lo[i] + kc_below(&r, n + 1 - w->lo[i]);
-        }
-    }
-}
-
-static struct kn_batch batch_of(const struct world *w, const struct kn_seq *seq, uint32_t first,
-                                uint32_t n)
-{
-    return (struct kn_batch){.n_rows = n,
-                             .n_seqs = 1,
-                             .ids = w->zeros,
-                             .positions = w->zeros,
-                             .seq = w->seq + first,
-                             .lo = w->lo + first,
-                             .hi = w->hi + first,
-                             .slots = NULL,
-                             .seqs = seq};
-}
-
-static double stored(const struct world *w, float x)
-{
-    return (double)(w->s.type == KN_F16 ? kn_f16_to_f32(kn_f32_to_f16(x)) : x);
-}
-
-/* One row and head in doubles: p (scratch) [n], out [d]. */
-static void attend(const struct world *w, uint32_t row, uint32_t head, double *p, double *out)
-{
-    uint32_t d = w->s.d, kv = head / w->s.group;
-    double max = -INFINITY, sum = 0;
-    for (uint32_t j = w->lo[row]; j < w->hi[row]; j++) {
-        p[j] = 0;
-        for (uint32_t i = 0; i < d; i++)
-            p[j] += (double)w->q[((size_t)row * w->n_heads + head) * d + i] *
-                    stored(w, w->k[((size_t)j * w->s.n_kv + kv) * d + i]);
-        p[j] *= (double)w->scale;
-        max = fmax(max, p[j]);
-    }
-    memset(out, 0, d * sizeof *out);
-    for (uint32_t j = w->lo[row]; j < w->hi[row]; j++)
-        sum += p[j] = exp(p[j] - max);
-    for (uint32_t j = w->lo[row]; j < w->hi[row]; j++)
-        for (uint32_t i = 0; i < d; i++)
-            out[i] += p[j] / sum * stored(w, w->v[((size_t)j * w->s.n_kv + kv) * d + i]);
-}
-
-static void fill_pool(const struct world *w, struct kc_pool *pool, struct kn *kn,
-                      struct kn_seq *seq)
-{
-    struct kn_kv kv = {.n_layers = 2,
-                       .n_kv_heads = w->s.n_kv,
-                       .head_dim = w->s.d,
-                       .type = w->s.type};
-    kc_pool_open(pool, kn, kv, w->n_pages);
-    *seq = (struct kn_seq){&pool->kv, w->slots, w->s.n};
-    kc_pool_write(pool, seq, 1, (struct kc_rows){0, w->s.n, w->k, w->v, NULL});
-}
-
 /* A few rows alone and as stretches: the bits of the whole batch. */
-static void check_rows_stand_alone(const struct world *w, struct kn *kn, const struct kn_seq *seq,
-                                   const float *all, float *scratch)
+static void check_rows_stand_alone(const struct kca_world *w, struct kn *kn,
+                                   const struct kn_seq *seq, const float *all, float *scratch)
 {
     if (kc_is_device(kn))
         return;
@@ -156,14 +38,14 @@ static void check_rows_stand_alone(const struct world *w, struct kn *kn, const s
         uint32_t n = lengths[i], first = (w->n_rows * (uint32_t)i) / 7;
         if (first + n > w->n_rows)
             continue;
-        struct kn_batch b = batch_of(w, seq, first, n);
+        struct kn_batch b = kca_batch(w, seq, first, n);
         kc_attention(kn, &b, (struct kc_queries){1, w->n_heads, w->scale, w->q + first * width},
                      scratch);
         kc_same(kc_name(kn), scratch, all + first * width, n * width);
     }
 }
 
-static void check_world(const struct world *w)
+static void check_world(const struct kca_world *w)
 {
     size_t width = (size_t)w->n_heads * w->s.d, n_out = width * w->n_rows;
     double *want = malloc(n_out * sizeof *want), *p = malloc(w->s.n * sizeof *p);
@@ -171,7 +53,7 @@ static void check_world(const struct world *w)
     assert_true(want && p && got && scratch);
     for (uint32_t r = 0; r < w->n_rows; r++)
         for (uint32_t h = 0; h < w->n_heads; h++)
-            attend(w, r, h, p, want + r * width + h * w->s.d);
+            kca_attend(w, r, h, p, want + r * width + h * w->s.d);
     double tol = 5e-6 * (double)kc_max_abs(w->v, (size_t)w->s.n * w->s.n_kv * w->s.d);
     tol *= fmax(1.0, (double)(w->s.deviation * w->s.deviation));
     double halves = (double)(KC_HALVES * kc_max_abs(w->v, (size_t)w->s.n * w->s.n_kv * w->s.d));
@@ -179,9 +61,9 @@ static void check_world(const struct world *w)
         struct kn *kn = set.kn[i];
         struct kc_pool pool;
         struct kn_seq seq;
-        fill_pool(w, &pool, kn, &seq);
+        kca_pool(w, &pool, kn, &seq);
         bool rounds = kc_is_device(kn) && w->s.type == KN_F16;
-        struct kn_batch b = batch_of(w, &seq, 0, w->n_rows);
+        struct kn_batch b = kca_batch(w, &seq, 0, w->n_rows);
         kc_attention(kn, &b, (struct kc_queries){1, w->n_heads, w->scale, w->q}, got);
         for (size_t k = 0; k < n_out; k++) {
             size_t row = k / width;
@@ -201,14 +83,14 @@ static void check_world(const struct world *w)
     free(scratch);
 }
 
-static void every_view(struct shape s)
+static void every_view(struct kca_shape s)
 {
-    struct world w = world_make(s);
-    for (enum view view = PREFILL; view <= WINDOWS; view++) {
-        look(&w, view);
+    struct kca_world w = kca_make(s);
+    for (enum kca_view view = KCA_PREFILL; view <= KCA_WINDOWS; view++) {
+        kca_look(&w, view);
         check_world(&w);
     }
-    world_free(&w);
+    kca_free(&w);
 }
 
 static void attention_at_every_length(void **state)
@@ -218,7 +100,8 @@ static void attention_at_every_length(void **state)
     for (size_t i = 0; i < KC_LEN(lengths); i++)
         for (int type = 0; type < 2; type++)
             for (enum kc_slots how = KC_DENSE; how <= KC_SCATTERED; how++)
-                every_view((struct shape){32, 2, 2, lengths[i], type ? KN_F16 : KN_F32, how, 1.0f});
+                every_view(
+                    (struct kca_shape){32, 2, 2, lengths[i], type ? KN_F16 : KN_F32, how, 1.0f});
 }
 
 static void attention_at_every_head_size(void **state)
@@ -227,33 +110,34 @@ static void attention_at_every_head_size(void **state)
     static const uint32_t dims[] = {8, 16, 32, 64, 72, 80, 96, 128, 256};
     for (size_t i = 0; i < KC_LEN(dims); i++)
         for (int type = 0; type < 2; type++)
-            every_view((struct shape){dims[i], 1, 3, 70, type ? KN_F16 : KN_F32, KC_PRUNED, 1.0f});
+            every_view(
+                (struct kca_shape){dims[i], 1, 3, 70, type ? KN_F16 : KN_F32, KC_PRUNED, 1.0f});
 }
 
 static void attention_at_every_group(void **state)
 {
     (void)state;
     for (uint32_t group = 1; group <= 8; group++)
-        every_view((struct shape){16, 1 + group % 3, group, 67, KN_F16, KC_SCATTERED, 1.0f});
-    every_view((struct shape){16, 1, 37, 66, KN_F32, KC_DENSE, 1.0f});
+        every_view((struct kca_shape){16, 1 + group % 3, group, 67, KN_F16, KC_SCATTERED, 1.0f});
+    every_view((struct kca_shape){16, 1, 37, 66, KN_F32, KC_DENSE, 1.0f});
 }
 
 static void attention_over_a_long_cache(void **state)
 {
     (void)state;
-    struct world w = world_make((struct shape){64, 3, 3, 700, KN_F16, KC_PRUNED, 1.0f});
-    look(&w, PREFILL);
+    struct kca_world w = kca_make((struct kca_shape){64, 3, 3, 700, KN_F16, KC_PRUNED, 1.0f});
+    kca_look(&w, KCA_PREFILL);
     check_world(&w);
-    look(&w, SCORE_GAP);
+    kca_look(&w, KCA_SCORE_GAP);
     check_world(&w);
-    world_free(&w);
+    kca_free(&w);
 }
 
 /* Scores of hundreds: one key takes all, and the maximum moves from tile to tile. */
 static void attention_when_it_is_sharp(void **state)
 {
     (void)state;
-    every_view((struct shape){64, 1, 2, 200, KN_F32, KC_DENSE, 8.0f});
+    every_view((struct kca_shape){64, 1, 2, 200, KN_F32, KC_DENSE, 8.0f});
 }
 
 /* Rows of several sequences, mixed in any order, each with its own slots over one pool. */
@@ -312,12 +196,12 @@ static void where_a_prompt_is_cut_does_not_matter(void **state)
 {
     (void)state;
     static const uint32_t chunks[] = {1, 7, 13, 64, 70, 150};
-    struct world w = world_make((struct shape){32, 2, 4, 150, KN_F16, KC_PRUNED, 1.0f});
+    struct kca_world w = kca_make((struct kca_shape){32, 2, 4, 150, KN_F16, KC_PRUNED, 1.0f});
     size_t width = (size_t)w.n_heads * w.s.d;
     float *first = malloc(width * w.s.n * sizeof *first),
           *got = malloc(width * w.s.n * sizeof *got);
     assert_true(first && got);
-    look(&w, PREFILL);
+    kca_look(&w, KCA_PREFILL);
     for (unsigned i = 0; i < set.n; i++)
         for (size_t c = 0; c < KC_LEN(chunks); c++) {
             struct kn *kn = set.kn[i];
@@ -328,7 +212,7 @@ static void where_a_prompt_is_cut_does_not_matter(void **state)
                 uint32_t end = at + chunks[c] < w.s.n ? at + chunks[c] : w.s.n;
                 struct kn_seq seq = {&pool.kv, w.slots, end};
                 kc_pool_write(&pool, &seq, 1, (struct kc_rows){at, end, w.k, w.v, NULL});
-                struct kn_batch b = batch_of(&w, &seq, at, end - at);
+                struct kn_batch b = kca_batch(&w, &seq, at, end - at);
                 kc_attention(kn, &b, (struct kc_queries){1, w.n_heads, w.scale, w.q + at * width},
                              got + at * width);
             }
@@ -339,7 +223,7 @@ static void where_a_prompt_is_cut_does_not_matter(void **state)
         }
     free(first);
     free(got);
-    world_free(&w);
+    kca_free(&w);
 }
 
 static void attention_row_is_the_mean_of_softmaxes(void **state)
@@ -348,8 +232,8 @@ static void attention_row_is_the_mean_of_softmaxes(void **state)
     static const uint32_t lengths[] = {1, 63, 64, 65, 300};
     for (size_t c = 0; c < KC_LEN(lengths) * 2; c++) {
         uint32_t n = lengths[c / 2];
-        struct world w =
-            world_make((struct shape){48, 2, 3, n, c % 2 ? KN_F16 : KN_F32, KC_SCATTERED, 2.0f});
+        struct kca_world w =
+            kca_make((struct kca_shape){48, 2, 3, n, c % 2 ? KN_F16 : KN_F32, KC_SCATTERED, 2.0f});
         double *p = malloc(n * sizeof *p), *want = calloc(n, sizeof *want), *out = p;
         float *got = malloc(n * sizeof *got), sum;
         double ignored[48];
@@ -358,7 +242,7 @@ static void attention_row_is_the_mean_of_softmaxes(void **state)
         w.hi[0] = n;
         for (uint32_t h = 0; h < w.n_heads; h++) {
             double total = 0;
-            attend(&w, 0, h, out, ignored);
+            kca_attend(&w, 0, h, out, ignored);
             for (uint32_t j = 0; j < n; j++)
                 total += p[j];
             for (uint32_t j = 0; j < n; j++)
@@ -368,7 +252,7 @@ static void attention_row_is_the_mean_of_softmaxes(void **state)
             struct kn *kn = set.kn[i];
             struct kc_pool pool;
             struct kn_seq seq;
-            fill_pool(&w, &pool, kn, &seq);
+            kca_pool(&w, &pool, kn, &seq);
             kn->ops->attention_row(kn, &seq, 1, w.q, w.n_heads, w.scale, got);
             sum = 0.0f;
             for (uint32_t j = 0; j < n; j++) {
@@ -383,7 +267,7 @@ static void attention_row_is_the_mean_of_softmaxes(void **state)
         free(p);
         free(want);
         free(got);
-        world_free(&w);
+        kca_free(&w);
     }
 }
 

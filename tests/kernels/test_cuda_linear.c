@@ -1,0 +1,219 @@
+/* What the GPU backend promises of its products beyond the tolerances of test_kn_linear.c: the order of every sum of
+ * quantised weights, to the bit, up to 64 rows; and inputs beyond the range of halves. */
+#include "kernels_device.h"
+
+/* ---- the documented orders, in plain C ---- */
+
+/* One block's two (or four) fma, as kn_int8.h has them. */
+static float block_add(const struct kn_int8_format *f, const struct kn_int8_block *w,
+                       const int8_t *a, float da, float acc)
+{
+    int len = KN_INT8_BLOCK / f->n_sub;
+    for (int s = 0; s < f->n_sub; s++) {
+        int isum = 0, asum = 0;
+        for (int i = s * len; i < (s + 1) * len; i++) {
+            isum += (w->u[i] - f->zero) * a[i];
+            asum += a[i];
+        }
+        float scale = w->d[s] * da;
+        acc = fmaf(scale, (float)isum, acc);
+        if (f->has_min) {
+            float sa = da * (float)asum;
+            acc = fmaf(w->m[s], sa, acc);
+        }
+    }
+    return acc;
+}
+
+/* linear_gemv.cu: lanes, then halves, then warps. */
+static float gemv_order(const struct kn_int8_format *f, const struct kn_int8_block *w,
+                        const int8_t *a, const float *da, uint32_t kb)
+{
+    uint32_t kw = kb >= 96 ? 4 : kb >= 48 ? 2 : 1;
+    float total = 0.0f;
+    for (uint32_t warp = 0; warp < kw; warp++) {
+        float lane[32] = {0};
+        for (uint32_t l = 0; l < 32; l++)
+            for (uint32_t b = warp * 32 + l; b < kb; b += kw * 32)
+                lane[l] = block_add(f, &w[b], a + b * 32, da[b], lane[l]);
+        for (uint32_t o = 16; o; o >>= 1) {
+            float next[32];
+            for (uint32_t l = 0; l < 32; l++)
+                next[l] = lane[l] + lane[l ^ o];
+            memcpy(lane, next, sizeof lane);
+        }
+        total += lane[0];
+    }
+    return total;
+}
+
+struct problem {
+    struct kn_tensor w;
+    float *x, *ascending, *gemv; /* [rows][w.rows]: outputs in each order */
+    uint32_t rows;
+};
+
+static struct problem problem_make(enum kn_type type, uint32_t outs, uint32_t cols, uint32_t rows)
+{
+    struct problem p = {.w = kc_tensor(type, outs, cols, outs + cols), .rows = rows};
+    const struct kn_int8_format *f = kn_int8_format(type);
+    uint32_t kb = cols / 32;
+    struct kn_int8_block *blocks = malloc(kb * sizeof *blocks);
+    int8_t *a = malloc(cols);
+    float *da = malloc(kb * sizeof *da);
+    int16_t *asum = malloc(2 * kb * sizeof *asum);
+    p.x = kc_floats(rows, (size_t)rows * cols, 1.0f);
+    for (uint32_t k = 0; k < cols; k++)
+        p.x[k] *= k < 64 ? 0.0f : k % 37 ? 1.0f : 100.0f;
+    p.ascending = malloc((size_t)rows * outs * sizeof(float));
+    p.gemv = malloc((size_t)rows * outs * sizeof(float));
+    assert_true(blocks && a && da && asum && p.ascending && p.gemv);
+    kn_ref_linear_q8(&p.w, p.x, rows, p.ascending);
+    for (uint32_t r = 0; r < rows; r++) {
+        kn_int8_quantise(p.x + (size_t)r * cols, cols, a, da, asum);
+        for (uint32_t o = 0; o < outs; o++) {
+            kn_int8_unpack(type, (const uint8_t *)p.w.data + o * (p.w.bytes / outs), 0, kb, blocks);
+            p.gemv[(size_t)r * outs + o] = gemv_order(f, blocks, a, da, kb);
+        }
+    }
+    free(blocks);
+    free(a);
+    free(da);
+    free(asum);
+    return p;
+}
+
+static void problem_free(struct problem *p)
+{
+    kc_tensor_free(&p->w);
+    free(p->x);
+    free(p->ascending);
+    free(p->gemv);
+}
+
+static struct problem *shared;
+static bool split; /* rows are cut among blocks: near, not the same */
+
+static void check_problem(struct kn *kn)
+{
+    static const uint32_t counts[] = {1, 2, 3, 4, 5, 8, 16, 17, 64};
+    const struct problem *p = shared;
+    char what[128];
+    struct kn_weight *w = kc_load(kn, &p->w);
+    float *got = malloc((size_t)p->rows * p->w.rows * sizeof *got);
+    assert_non_null(got);
+    for (size_t i = 0; i < KC_LEN(counts) && counts[i] <= p->rows; i++) {
+        uint32_t n = counts[i];
+        snprintf(what, sizeof what, "%s: %s [%u][%u], %u rows", kd_label(),
+                 kn_type_find(p->w.type)->name, p->w.rows, p->w.cols, n);
+        kc_linear(kn, w, &p->w, p->x, n, got);
+        if (n <= 4)
+            kc_same(what, got, p->gemv, (size_t)n * p->w.rows);
+        else if (split)
+            kc_near(what, got, p->ascending, (size_t)n * p->w.rows,
+                    kc_max_abs(p->ascending, (size_t)n * p->w.rows), 2e-6f);
+        else
+            kc_same(what, got, p->ascending, (size_t)n * p->w.rows);
+    }
+    kn->ops->weight_free(kn, &w);
+    free(got);
+}
+
+static void run_problem(enum kn_type type, uint32_t outs, uint32_t cols, uint32_t rows, bool cut)
+{
+    struct problem p = problem_make(type, outs, cols, rows);
+    shared = &p;
+    split = cut;
+    kd_each(check_problem);
+    problem_free(&p);
+}
+
+/* Enough rows of weights that no matrix is split on a small device: the rule of kn_int8.h itself. (A large device splits
+ * these, too: there the sums are only near.) */
+static void sums_of_quantised_weights_have_their_order(void **state)
+{
+    (void)state;
+    for (size_t t = 0; t < kc_n_types; t++) {
+        const struct kn_type_info *info = kn_type_find(kc_types[t]);
+        if (info->block == 1)
+            continue;
+        /* 24 blocks of 32, or 5: fewer than a step's four at the end */
+        run_problem(kc_types[t], 65, info->block == 256 ? 256 : 160, 17, false);
+        run_problem(kc_types[t], 33, 768, 64, true);
+    }
+    run_problem(KN_Q4_1, 700, 576, 9, false);
+    run_problem(KN_Q4_K, 9, 3584, 4, true); /* four warps a row */
+    run_problem(KN_Q6_K, 7, 1536, 4, true); /* two */
+}
+
+static void check_split(struct kn *kn)
+{
+    static const enum kn_type types[] = {KN_Q4_0, KN_Q6_K, KN_Q8_0};
+    for (size_t t = 0; t < KC_LEN(types); t++)
+        for (uint32_t rows = 5; rows <= 37; rows += 32) {
+            struct kn_tensor w = kc_tensor(types[t], 20, 4096, 5);
+            float *x = kc_floats(6, (size_t)rows * 4096, 1.0f), got[37 * 20], want[37 * 20];
+            struct kn_weight *dev = kc_load(kn, &w);
+            kn_ref_linear_q8(&w, x, rows, want);
+            kc_linear(kn, dev, &w, x, rows, got);
+            kc_near(kd_label(), got, want, (size_t)rows * 20, kc_max_abs(want, rows * 20), 2e-6f);
+            kn->ops->weight_free(kn, &dev);
+            kc_tensor_free(&w);
+            free(x);
+        }
+}
+
+static void long_rows_are_split_among_blocks(void **state)
+{
+    (void)state;
+    kd_each(check_split);
+}
+
+/* Values that no half can hold, in products that multiply halves: scaled by a power of two. */
+static void check_large(struct kn *kn)
+{
+    enum { N = 70, C = 256, O = 40 };
+    static const enum kn_type types[] = {KN_F16, KN_BF16, KN_Q4_0, KN_Q4_K};
+    for (size_t t = 0; t < KC_LEN(types); t++)
+        for (int size = 0; size < 3; size++) {
+            static const float sizes[] = {1.0f, 3e5f, 1e30f};
+            struct kn_tensor w = kc_tensor(types[t], O, C, 2);
+            float *values = kc_tensor_values(&w), *x = kc_floats(3, N * C, sizes[size]);
+            float got[N * O];
+            struct kn_weight *dev = kc_load(kn, &w);
+            kc_linear(kn, dev, &w, x, N, got);
+            for (uint32_t r = 0; r < N; r++)
+                for (uint32_t o = 0; o < O; o++) {
+                    double sum = 0, scale = 0;
+                    for (uint32_t k = 0; k < C; k++) {
+                        double v = (double)values[o * C + k] * (double)x[r * C + k];
+                        sum += v;
+                        scale += fabs(v);
+                    }
+                    if (!(fabs((double)got[r * O + o] - sum) <= 4e-3 * scale))
+                        fail_msg("%s: %s of size %g: %g, expected %g", kd_label(),
+                                 kn_type_find(types[t])->name, (double)sizes[size],
+                                 (double)got[r * O + o], sum);
+                }
+            kn->ops->weight_free(kn, &dev);
+            kc_tensor_free(&w);
+            free(values);
+            free(x);
+        }
+}
+
+static void values_beyond_halves_do_not_overflow(void **state)
+{
+    (void)state;
+    kd_each(check_large);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_of_quantised_weights_have_their_order),
+        cmocka_unit_test(long_rows_are_split_among_blocks),
+        cmocka_unit_test(values_beyond_halves_do_not_overflow),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
