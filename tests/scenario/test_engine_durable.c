@@ -6,16 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include "core.h"
 #include "engine_harness.h"
+#include "folders_test.h"
 #include "records.h"
 
 #define TURNS 3
@@ -37,7 +34,7 @@ static const struct eh_ask asks[] = {
 };
 
 static int32_t prompt[2000];
-static char root[64];
+static char root[FOLDER_PATH];
 
 static int setup(void **state)
 {
@@ -47,84 +44,15 @@ static int setup(void **state)
         x = x * 1664525u + 1013904223u;
         prompt[i] = (int32_t)(3 + (x >> 8) % 280);
     }
-    strcpy(root, "/tmp/backcast-durable-XXXXXX");
-    return mkdtemp(root) != NULL ? 0 : -1;
-}
-
-static void shell(const char *fmt, const char *a, const char *b)
-{
-    char command[400];
-    snprintf(command, sizeof command, fmt, a, b);
-    assert_int_equal(system(command), 0);
+    folder_root(root, "durable");
+    return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    shell("rm -rf '%s'%s", root, "");
+    folder_drop(root);
     return 0;
-}
-
-/* ---- folders ---- */
-
-static void folder_fresh(char *ret, const char *name)
-{
-    snprintf(ret, 96, "%s/%s", root, name);
-    shell("rm -rf '%s' && mkdir '%s'", ret, ret);
-}
-
-static void file_copy(const char *from, const char *to)
-{
-    char bytes[65536];
-    int in = open(from, O_RDONLY), out = open(to, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    assert_true(in >= 0 && out >= 0);
-    for (ssize_t n; (n = read(in, bytes, sizeof bytes)) > 0;)
-        assert_int_equal(write(out, bytes, (size_t)n), n);
-    close(in);
-    close(out);
-}
-
-/* What a kill at this moment would leave. */
-static void folder_copy(const char *from, const char *to)
-{
-    char a[400], b[400];
-    struct dirent *e;
-    DIR *d = opendir(from);
-    assert_non_null(d);
-    mkdir(to, 0700);
-    while ((e = readdir(d)) != NULL) {
-        if (e->d_name[0] == '.')
-            continue;
-        snprintf(a, sizeof a, "%s/%s", from, e->d_name);
-        snprintf(b, sizeof b, "%s/%s", to, e->d_name);
-        struct stat st;
-        assert_int_equal(stat(a, &st), 0);
-        if (S_ISDIR(st.st_mode))
-            folder_copy(a, b);
-        else
-            file_copy(a, b);
-    }
-    closedir(d);
-}
-
-static unsigned folder_files(const char *path)
-{
-    char a[400];
-    unsigned n = 0;
-    struct dirent *e;
-    DIR *d = opendir(path);
-    if (d == NULL)
-        return 0;
-    while ((e = readdir(d)) != NULL) {
-        if (e->d_name[0] == '.')
-            continue;
-        snprintf(a, sizeof a, "%s/%s", path, e->d_name);
-        struct stat st;
-        assert_int_equal(stat(a, &st), 0);
-        n += S_ISDIR(st.st_mode) ? folder_files(a) : 1;
-    }
-    closedir(d);
-    return n;
 }
 
 /* ---- engines ---- */
@@ -207,7 +135,7 @@ static void stream_check(const struct truth *t, const struct eh_stream *s, const
 /* ---- a kill at any step ---- */
 
 struct moment {
-    char copy[96];
+    char copy[FOLDER_PATH];
     int turn;      /* that was asked */
     bool over;     /* and had ended */
     uint64_t told; /* stream indices below it were told */
@@ -256,13 +184,13 @@ static void go_on(const struct truth *t, const struct moment *m, const char *wha
 static void killed_at_many_steps(const struct eh_ask *a, uint32_t every, uint32_t seed)
 {
     struct truth t;
-    char dir[96], what[128];
+    char dir[FOLDER_PATH], what[128];
     struct eh_ask durable = *a;
     uint32_t steps = 0, moments = 0;
     durable.durable = true;
     durable.name = "work";
     truth_make(&t, a);
-    folder_fresh(dir, "live");
+    folder_fresh(dir, root, "live");
     struct eh *h = engine_on(dir);
     uint64_t s = eh_session(h, &durable);
     struct eh_stream *st = eh_stream(h, s);
@@ -277,7 +205,7 @@ static void killed_at_many_steps(const struct eh_ask *a, uint32_t every, uint32_
                 continue;
             struct moment m = {.turn = k, .over = st->n_ends > st->ends_waited, .seq = st->seq};
             m.told = st->n_ids > 0 ? st->streams[st->n_ids - 1] + 1 : 0;
-            folder_fresh(m.copy, "copy");
+            folder_fresh(m.copy, root, "copy");
             folder_copy(dir, m.copy);
             snprintf(what, sizeof what, "%s, turn %d, step %u%s", a->policy, k, steps,
                      m.over ? ", over" : "");
@@ -304,11 +232,128 @@ static void killed_at_every_step(void **state)
     killed_at_many_steps(&asks[0], 1, 0);
 }
 
+/* ---- snapshots ---- */
+
+static void file_of(char *ret, const char *dir, const char *name)
+{
+    snprintf(ret, FOLDER_PATH + 64, "%s/durable/%u-work/%s", dir, EH_UID, name);
+}
+
+/* A session that has left for its snapshot, and (tail) has been asked again since. */
+static void snapshot_make(char dir[FOLDER_PATH], const struct eh_ask *a, int tail)
+{
+    struct eh_ask durable = *a;
+    durable.durable = true;
+    durable.name = "work";
+    folder_fresh(dir, root, "live");
+    spill_after = 1;
+    struct eh *h = engine_on(dir);
+    spill_after = 0;
+    uint64_t s = eh_session(h, &durable);
+    ask(h, s, 0);
+    eh_run_to_end(h, s);
+    usleep(100);
+    eh_run(h); /* it leaves */
+    assert_int_equal(h->en->list[0]->lodging.place, PLACE_AWAY);
+    h->en->opt.spill_after_us = 0;
+    if (tail > 0)
+        ask(h, s, 1);
+    for (int i = 0; i < tail; i++)
+        eh_step(h);
+    char copy[FOLDER_PATH];
+    folder_fresh(copy, root, "copy");
+    folder_copy(dir, copy); /* the kill */
+    eh_close(&h);
+    folder_fresh(dir, root, "live");
+    folder_copy(copy, dir);
+}
+
+/* Rest of the conversation, in an engine on dir. expected: tokens that must be done again. */
+static void rest_is_true(const struct truth *t, char *dir, int next, size_t least, size_t most)
+{
+    struct eh *h = engine_on(dir);
+    uint64_t s = eh_attach(h, "work");
+    assert_true(s != 0);
+    const struct session *e = h->en->list[0];
+    const struct replay *r = e->replay != NULL ? e->replay : e->replay_after;
+    size_t n = r != NULL ? r->n_ids : 0;
+    if (n < least || n > most)
+        fail_msg("%zu tokens are done again, not %zu to %zu", n, least, most);
+    struct eh_stream *st = eh_stream(h, s);
+    if (st->busy)
+        eh_run_to_end(h, s);
+    st->ends_waited = st->n_ends;
+    for (int k = next; k < TURNS; k++) {
+        ask(h, s, k);
+        eh_run_to_end(h, s);
+    }
+    stream_check(t, st, "rest");
+    assert_int_equal(st->streams[st->n_ids - 1] + 1, t->n);
+    eh_close(&h);
+}
+
+static void a_snapshot_shortens_the_way(void **state)
+{
+    (void)state;
+    char dir[FOLDER_PATH];
+    for (size_t i = 0; i < ARRAY_LEN(asks); i += 2) {
+        struct truth t;
+        truth_make(&t, &asks[i]);
+        snapshot_make(dir, &asks[i], 0);
+        rest_is_true(&t, dir, 1, 0, 0); /* nothing: it comes when it is called */
+        snapshot_make(dir, &asks[i], 25);
+        rest_is_true(&t, dir, 2, 10, 40); /* what came after it */
+    }
+}
+
+static void a_damaged_snapshot_is_not_used(void **state)
+{
+    (void)state;
+    char dir[FOLDER_PATH], path[FOLDER_PATH + 64];
+    struct truth t;
+    size_t n;
+    truth_make(&t, &asks[3]);
+    for (int what = 0; what < 6; what++) {
+        snapshot_make(dir, &asks[3], what % 2 == 0 ? 0 : 20);
+        file_of(path, dir, "snapshot");
+        uint8_t *bytes = file_load(path, &n);
+        if (what < 2)
+            bytes[100] ^= 1; /* its head: seen at once */
+        else
+            bytes[n - 3000] ^= 1; /* a row: seen when it comes back */
+        file_store(path, bytes, what < 4 ? n : n / 2);
+        free(bytes);
+        if (what >= 4)
+            unlink(path);
+        bool seen = what < 2 || what >= 4;
+        rest_is_true(&t, dir, what % 2 == 0 ? 1 : 2, seen ? 90 : 0, 200);
+    }
+}
+
+/* A snapshot that the journal does not know (its record never reached the disk) counts for nothing. */
+static void a_snapshot_ahead_of_its_journal_is_not_used(void **state)
+{
+    (void)state;
+    char dir[FOLDER_PATH], path[FOLDER_PATH + 64];
+    struct truth t;
+    size_t n;
+    truth_make(&t, &asks[0]);
+    snapshot_make(dir, &asks[0], 0);
+    file_of(path, dir, "journal");
+    uint8_t *bytes = file_load(path, &n);
+    file_store(path, bytes, n - 1); /* the SNAPSHOT record is its last */
+    free(bytes);
+    rest_is_true(&t, dir, 1, 90, 200);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_policy_is_rebuilt_as_it_was),
         cmocka_unit_test(killed_at_every_step),
+        cmocka_unit_test(a_snapshot_shortens_the_way),
+        cmocka_unit_test(a_damaged_snapshot_is_not_used),
+        cmocka_unit_test(a_snapshot_ahead_of_its_journal_is_not_used),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
