@@ -92,6 +92,8 @@ struct keeper *keeper_of(struct engine *en, uint64_t session)
 
 void keeper_report(struct keeper *k, struct report *r)
 {
+    if (r->type == REP_ACCEPTED)
+        k->accepted = k->items + 1; /* the item that will be made of this step */
     *k->made_tail = r;
     k->made_tail = &r->next;
     k->made_bytes += r->bytes;
@@ -110,6 +112,7 @@ static struct keep_item *item_make(struct engine *en, struct keeper *k, bool las
         memcpy(k->frames.at + k->seq_at, &k->seq, sizeof k->seq);
     *it = (struct keep_item){.k = k,
                              .session = k->session,
+                             .number = ++k->items,
                              .create = k->create,
                              .remove = k->remove,
                              .sync = k->sync,
@@ -162,11 +165,13 @@ static void refused(struct engine *en, struct keep_item *it)
         durable_refused(en, s);
         return;
     }
+    bool running = s->req != NULL && s->req->kind != REQUEST_REPLAY;
+    if (running && it->k->accepted > it->number)
+        return; /* a later one: its acceptance is refused as well, and will be back */
     it->k->reset = true;
-    if (s->req != NULL && s->req->kind == REQUEST_GENERATE &&
-        s->req->request_id == it->refused_request) {
+    if (running && it->refused && it->k->accepted == it->number) {
         request_drop(en, s);
-    } else if (s->req != NULL && s->req->kind != REQUEST_REPLAY) {
+    } else if (running) {
         it->k->despite = true;
         request_end(en, s, END_ERROR, &it->err);
         it->k->despite = false;
@@ -235,6 +240,42 @@ static bool acknowledges(enum report_type type)
            type == REP_PRUNED_REPLY || type == REP_CLOSED;
 }
 
+/* Whoever was told that a request began hears that it has ended, and why. */
+static bool end_refused(const struct keeper *k, struct report *r, const struct err *e)
+{
+    if (r->type != REP_END ||
+        (k->dead && r->request_id == k->dead_request && r->conn == k->dead_conn))
+        return false;
+    r->u.end.reason = END_ERROR;
+    r->u.end.code = (uint32_t)-e->code;
+    snprintf(r->u.end.text, sizeof r->u.end.text, "%.*s", (int)sizeof r->u.end.text - 1, e->text);
+    return true;
+}
+
+/* A report of the stream. True: it goes out even so. */
+static bool stream_refused(struct keep_item *it, struct report *r)
+{
+    if (r->despite || end_refused(it->k, r, &it->err))
+        return true;
+    it->lost_reports++;
+    it->lost_records += report_records(r);
+    return false;
+}
+
+/* Another report. True: it goes out. */
+static bool reply_refused(struct keep_item *it, struct report *r)
+{
+    struct keeper *k = it->k;
+    if (r->type == REP_ACCEPTED) {
+        it->refused = k->dead = true;
+        k->dead_request = r->request_id;
+        k->dead_conn = r->conn;
+    } else if (r->type == REP_CLOSED) {
+        r->conn = r->request_id = 0; /* the loop takes the session apart; its client hears why */
+    }
+    return r->type == REP_CLOSED || !acknowledges(r->type);
+}
+
 /* The item's reports, without what would be an acknowledgement of what was not written. */
 static void reports_refuse(struct engine *en, struct keep_item *it)
 {
@@ -243,21 +284,11 @@ static void reports_refuse(struct engine *en, struct keep_item *it)
         struct report *r = list;
         list = r->next;
         r->next = NULL;
-        if (r->type >= REP_TOKENS && !r->despite) {
-            it->lost_reports++;
-            it->lost_records += report_records(r);
-        } else if (acknowledges(r->type)) {
-            if (r->type == REP_ACCEPTED)
-                it->refused_request = r->request_id;
+        if (acknowledges(r->type)) {
             *tail = error_for(en, r, &it->err);
             tail = &(*tail)->next;
         }
-        bool stays = (r->type >= REP_TOKENS && r->despite) ||
-                     (r->type < REP_TOKENS && !acknowledges(r->type)) || r->type == REP_CLOSED;
-        if (r->type == REP_CLOSED)
-            r->conn = r->request_id =
-                0; /* the loop takes the session apart; its client hears why */
-        if (stays) {
+        if (r->type >= REP_TOKENS ? stream_refused(it, r) : reply_refused(it, r)) {
             *tail = r;
             tail = &r->next;
         } else {
@@ -269,32 +300,79 @@ static void reports_refuse(struct engine *en, struct keep_item *it)
     publish(en, kept);
 }
 
-static int file_create(struct engine *en, struct keep_item *it, struct err *e)
-{
-    char path[DISK_PATH_MAX];
-    snprintf(path, sizeof path, "%s/journal", it->k->folder);
-    int rc = folders_make(path, e);
-    return rc < 0 ? rc : journal_create(&it->k->journal, en->opt.io, path, &it->frames, e);
-}
-
 /* The journal goes first: a folder without one is nobody's session. */
-static int file_remove(struct engine *en, struct keeper *k, struct err *e)
+static int folder_remove(struct engine *en, const char *folder, struct err *e)
 {
     static const char *const names[] = {"journal", "snapshot", "snapshot.tmp", "journal.tmp"};
     const struct disk_io *io = en->opt.io;
     char path[DISK_PATH_MAX];
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        if (io->unlink(io->arg, path) < 0 && errno != ENOENT)
+            return disk_failed(e, "removing", path);
+        if (i == 0 && io->sync_folder(io->arg, folder) < 0 && errno != ENOENT)
+            return disk_failed(e, "syncing", folder);
+    }
+    rmdir(folder); /* if a snapshot is being written still, the next start does it */
+    return BC_OK;
+}
+
+/* What was to be removed and is there still: its session is gone, and must not come back. */
+static void leftover_add(struct engine *en, const char *folder)
+{
+    struct keeping *kp = &en->keeping;
+    char *copy = kp->n_leftovers < KEEPER_LEFTOVERS_MAX ? strdup(folder) : NULL;
+    if (copy != NULL)
+        kp->leftovers[kp->n_leftovers++] = copy;
+    else
+        log_error("engine.durable", "%s stays: the next start brings it back", folder);
+}
+
+/* Tries again; folder NULL: all of them. */
+static void leftovers_remove(struct engine *en, const char *folder)
+{
+    struct keeping *kp = &en->keeping;
+    for (uint32_t i = kp->n_leftovers; i-- > 0;) {
+        struct err e = {0};
+        if (folder != NULL && strcmp(kp->leftovers[i], folder) != 0)
+            continue;
+        if (folder_remove(en, kp->leftovers[i], &e) < 0) {
+            log_error("engine.durable", "%s", e.text);
+            continue;
+        }
+        free(kp->leftovers[i]);
+        kp->leftovers[i] = kp->leftovers[--kp->n_leftovers];
+    }
+}
+
+static int file_create(struct engine *en, struct keep_item *it, struct err *e)
+{
+    char path[DISK_PATH_MAX];
+    leftovers_remove(en, it->k->folder);
+    snprintf(path, sizeof path, "%s/journal", it->k->folder);
+    int rc = folders_make(path, e);
+    if (rc < 0)
+        return rc;
+    rc = journal_create(&it->k->journal, en->opt.io, path, &it->frames, e);
+    if (rc == BC_EBUSY)
+        return err_set(
+            e, BC_EBUSY, "name",
+            "a durable session of this name lies on the disk and could not be recovered: "
+            "see the log of the daemon's start");
+    if (rc < 0 && access(path, F_OK) == 0)
+        leftover_add(en, it->k->folder);
+    return rc;
+}
+
+static int file_remove(struct engine *en, struct keeper *k, struct err *e)
+{
     if (k->journal == NULL) /* it was never made; what may lie there is not this session's */
         return BC_OK;
     journal_close(&k->journal);
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        snprintf(path, sizeof path, "%s/%s", k->folder, names[i]);
-        if (io->unlink(io->arg, path) < 0 && errno != ENOENT)
-            return disk_failed(e, "removing", path);
-        if (i == 0 && io->sync_folder(io->arg, k->folder) < 0 && errno != ENOENT)
-            return disk_failed(e, "syncing", k->folder);
-    }
-    rmdir(k->folder); /* if a snapshot is being written still, the next start does it */
-    return BC_OK;
+    int rc = folder_remove(en, k->folder, e);
+    if (rc < 0)
+        leftover_add(en, k->folder);
+    return rc;
 }
 
 static void dirty_add(struct engine *en, struct keeper *k)
@@ -369,8 +447,9 @@ static void item_run(struct engine *en, struct keep_item *it)
     struct keeper *k = it->k;
     MAGIC_OK(k, KEEPER_MAGIC);
     int rc = item_write(en, it, &it->err);
+    k->last = it->number;
     if (it->reset)
-        k->failing = false;
+        k->failing = k->dead = false;
     if (rc == BC_OK && k->failing && !it->last) /* written now, but the engine does not know yet */
         rc = err_set(&it->err, BC_EIO, "state_dir", "what came before it could not be written");
     landed(en, k, it->bytes);
@@ -404,7 +483,7 @@ static void sync_run(struct engine *en, struct keeper *k)
         bc_panic(__FILE__, __LINE__, "out of memory for a journal");
     e.code = rc;
     k->failing = true;
-    *it = (struct keep_item){.k = k, .session = k->session, .err = e};
+    *it = (struct keep_item){.k = k, .session = k->session, .number = k->last, .err = e};
     item_back(en, it);
 }
 
@@ -489,5 +568,8 @@ void keepers_close(struct engine *en)
 {
     keepers_drain(en);
     keepers_back(en);
+    leftovers_remove(en, NULL);
+    while (en->keeping.n_leftovers > 0)
+        free(en->keeping.leftovers[--en->keeping.n_leftovers]);
     bc_assert(en->keeping.n == 0 && en->keeping.queue == NULL && en->keeping.dirty == NULL);
 }

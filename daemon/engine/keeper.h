@@ -9,8 +9,9 @@
  * sessions do not pass here.
  *
  * A write or sync that fails, and cannot be healed by a new file (journal.h), refuses the item: what
- * would have been an acknowledgement becomes an error, text is withheld, and so it stays until the
- * engine has ended the request that was under way. The frames are owed: the next item tries again. */
+ * would have been an acknowledgement becomes an error, text is withheld, an END says why, and so it
+ * stays until the engine has ended the request that was under way. The frames are owed: the next item
+ * tries again. */
 #ifndef BACKCAST_ENGINE_KEEPER_H
 #define BACKCAST_ENGINE_KEEPER_H
 #include "engine.h"
@@ -19,6 +20,7 @@
 #define KEEPER_MAGIC 0x6b656570u
 #define KEEPER_FLIGHT_MAX (4u << 20) /* bytes not written yet: then the session is parked */
 #define KEEPER_SYNC_US 30000u
+#define KEEPER_LEFTOVERS_MAX 256
 
 struct keeper {
     unsigned magic;
@@ -35,10 +37,15 @@ struct keeper {
     bool create, remove, sync; /* what the next item does */
     bool reset;                /* the engine has dealt with a refusal: try again */
     bool despite;              /* reports made now go out even so */
+    uint64_t items, accepted;  /* made; the one that tells of the last request's acceptance */
     uint64_t tokens;           /* since the last snapshot */
     /* the thread's */
     struct journal *journal;
     bool failing;
+    uint64_t last; /* number of the last item */
+    bool dead;     /* the last ACCEPTED was refused: this request, until a reset */
+    uint32_t dead_request;
+    uint64_t dead_conn;
     uint64_t dirty_us; /* 0: all is synced */
     struct keeper *next_dirty;
 };
@@ -46,23 +53,25 @@ struct keeper {
 struct keep_item {
     struct keep_item *next;
     struct keeper *k;
-    uint64_t session;
+    uint64_t session, number;
     bool create, remove, sync, reset, last; /* last: the keeper ends with it */
     struct bytes_out frames;
     struct report *reports;
     uint64_t bytes;
     /* refused: what went with it */
     struct err err;
-    uint32_t lost_reports, refused_request; /* of the stream; of an ACCEPTED that became an error */
+    uint32_t lost_reports; /* of the stream */
     uint64_t lost_records;
-    bool refused;
+    bool refused; /* an ACCEPTED among them became an error */
 };
 
 struct keeping {
-    struct keeper *leaving; /* engine thread */
-    uint32_t n;             /* durable sessions */
-    struct keeper *dirty;   /* keeper thread */
-    bool telling;           /* reports of the past: they pass the keeper by */
+    struct keeper *leaving;                /* engine thread */
+    uint32_t n;                            /* durable sessions */
+    struct keeper *dirty;                  /* keeper thread */
+    char *leftovers[KEEPER_LEFTOVERS_MAX]; /* keeper thread: folders that could not be removed */
+    uint32_t n_leftovers;
+    bool telling; /* reports of the past: they pass the keeper by */
     /* under engine.lock */
     struct keep_item *queue, **queue_tail, *back, **back_tail;
     bool stopping, drained;

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "core.h"
-#include "engine_harness.h"
+#include "durable_test.h"
 #include "folders_test.h"
 #include "records.h"
 
@@ -39,11 +39,7 @@ static char root[FOLDER_PATH];
 static int setup(void **state)
 {
     (void)state;
-    uint32_t x = 77;
-    for (size_t i = 0; i < ARRAY_LEN(prompt); i++) {
-        x = x * 1664525u + 1013904223u;
-        prompt[i] = (int32_t)(3 + (x >> 8) % 280);
-    }
+    prompt_fill(prompt, ARRAY_LEN(prompt), 77);
     folder_root(root, "durable");
     return 0;
 }
@@ -57,22 +53,9 @@ static int teardown(void **state)
 
 /* ---- engines ---- */
 
-static uint64_t spill_after;
-static const struct disk_io *use_io;
-
-static void tweak(struct engine_options *o, void *arg)
-{
-    o->state_dir = arg;
-    o->io = use_io;
-    o->spill_after_us = spill_after;
-    o->host_tier = spill_after != 0 ? 64 << 20 : 0;
-    o->score_rows = 30;
-    o->prefill_chunk = 32;
-}
-
 static struct eh *engine_on(char *dir)
 {
-    return eh_open("tiny-llama.gguf", tweak, dir);
+    return durable_engine(&(struct durable_setup){.dir = dir});
 }
 
 static struct generate_options options_of(int k)
@@ -109,7 +92,7 @@ static void truth_add(struct truth *t, const struct eh_stream *s)
 
 static void truth_make(struct truth *t, const struct eh_ask *a)
 {
-    struct eh *h = eh_open("tiny-llama.gguf", tweak, NULL);
+    struct eh *h = engine_on(NULL);
     uint64_t s = eh_session(h, a);
     for (size_t i = 0; i < STREAM_MAX; i++)
         t->id[i] = -1;
@@ -246,9 +229,8 @@ static void snapshot_make(char dir[FOLDER_PATH], const struct eh_ask *a, int tai
     durable.durable = true;
     durable.name = "work";
     folder_fresh(dir, root, "live");
-    spill_after = 1;
-    struct eh *h = engine_on(dir);
-    spill_after = 0;
+    struct eh *h = durable_engine(
+        &(struct durable_setup){.dir = dir, .spill_after_us = 1, .host_tier = 64 << 20});
     uint64_t s = eh_session(h, &durable);
     ask(h, s, 0);
     eh_run_to_end(h, s);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include "core.h"
 #include "engine_harness.h"
+#include "faulty_disk.h"
 #include "records.h"
 
 #define NEW 40
@@ -384,60 +385,15 @@ static void another_model_is_refused(void **state)
 
 /* ---- a disk that fails ---- */
 
-struct faults {
-    long left; /* calls until one fails; < 0: none does */
-    int why;
-};
-
-static bool hit(void *arg)
-{
-    struct faults *f = arg;
-    if (f->left < 0 || f->left-- > 0)
-        return false;
-    errno = f->why;
-    return true;
-}
-static int bad_open(void *arg, const char *path, int flags, mode_t mode)
-{
-    return hit(arg) ? -1 : disk_io_system.open(NULL, path, flags, mode);
-}
-static ssize_t bad_pwrite(void *arg, int fd, const void *from, size_t n, uint64_t at)
-{
-    struct faults *f = arg;
-    bool was = f->left == 0;
-    if (hit(arg))
-        return f->why == ENOSPC && n > 1 ? disk_io_system.pwrite(NULL, fd, from, n / 2, at) : -1;
-    (void)was;
-    return disk_io_system.pwrite(NULL, fd, from, n, at);
-}
-static int bad_sync(void *arg, int fd)
-{
-    return hit(arg) ? -1 : disk_io_system.sync(NULL, fd);
-}
-static int bad_rename(void *arg, const char *from, const char *to)
-{
-    return hit(arg) ? -1 : disk_io_system.rename(NULL, from, to);
-}
-static int bad_sync_folder(void *arg, const char *path)
-{
-    return hit(arg) ? -1 : disk_io_system.sync_folder(NULL, path);
-}
-
 /* Every call that changes the disk fails once, and each time the caller hears of it; what was saved
  * before stays whole. A short write is no failure: the rest follows. */
 static void a_failed_save_is_an_error_and_the_old_file_stays(void **state)
 {
     (void)state;
     char path[256], temporary[300];
-    struct faults f = {.left = -1};
-    struct disk_io io = disk_io_system;
-    io.open = bad_open;
-    io.pwrite = bad_pwrite;
-    io.sync = bad_sync;
-    io.rename = bad_rename;
-    io.sync_folder = bad_sync_folder;
-    io.arg = &f;
-    use_io = &io;
+    struct faulty_disk disk;
+    faulty_make(&disk);
+    use_io = &disk.io;
     struct eh *h = daemon_open("tiny-llama.gguf");
     use_io = NULL;
     uint64_t s = eh_session(h, &asks[0]);
@@ -451,7 +407,7 @@ static void a_failed_save_is_an_error_and_the_old_file_stays(void **state)
     uint8_t *old = file_read(path, &n);
     unsigned failures = 0;
     for (long at = 0;; at++) {
-        f = (struct faults){.left = at, .why = EIO};
+        faulty_arm(&disk, at, 1, EIO);
         const struct report *r = eh_reply(h, eh_post_save(h, s, "fail"));
         if (r->type == REP_DONE)
             break;
@@ -467,10 +423,13 @@ static void a_failed_save_is_an_error_and_the_old_file_stays(void **state)
         }
         free(now);
     }
-    assert_true(failures >= 5);                    /* open, block, head, sync, rename, folder */
-    f = (struct faults){.left = 1, .why = ENOSPC}; /* half of a block, then the rest */
+    assert_true(failures >= 5);      /* open, block, head, sync, rename, folder */
+    faulty_arm(&disk, 1, 2, ENOSPC); /* half of a block, and there is no room */
+    eh_expect_error(h, eh_post_save(h, s, "fail"), BC_EIO, "state_dir");
+    faulty_arm(&disk, 0, 1000, 0); /* all writes are short, and go on */
     eh_expect(h, eh_post_save(h, s, "fail"), REP_DONE);
-    f.left = -1;
+    assert_true(disk.failed > failures + 4);
+    faulty_arm(&disk, 0, 0, 0);
     uint64_t u = eh_expect(h, eh_post_restore(h, "fail"), REP_OPENED)->session;
     assert_int_equal(stat_of(h, u)->tokens, stat_of(h, s)->tokens);
     assert_true(tokens > 0);
