@@ -62,11 +62,6 @@ static void address_tell(const void *p, char *text, size_t bytes)
 {
     exec *ex = w.ex;
     const char *c = (const char *)p, *smem = ex->smem_map;
-    if (c >= smem && c < smem + ex->smem_map_bytes + 65536) {
-        snprintf(text, bytes, "byte %td of a block's %zu bytes of shared memory",
-                 c - (const char *)w.smem, w.smem_bytes);
-        return;
-    }
     for (unsigned i = 0; i < ex->threads.size(); i++) {
         const char *stack = ex->threads[i].stack;
         if (c < stack && c >= stack - 4096) {
@@ -74,6 +69,12 @@ static void address_tell(const void *p, char *text, size_t bytes)
                      STACK_BYTES);
             return;
         }
+    }
+    /* after the stacks: their guard pages may lie right behind shared memory */
+    if (c >= smem && c < smem + ex->smem_map_bytes + 65536) {
+        snprintf(text, bytes, "byte %td of a block's %zu bytes of shared memory",
+                 c - (const char *)w.smem, w.smem_bytes);
+        return;
     }
     heap_tell(p, text, bytes);
 }
