@@ -52,7 +52,7 @@ static void split_and_whole_give_the_same_bits(void **state)
         struct kc_set set;
         kc_open(&set, threads[t]);
         for (unsigned i = 0; i < set.n; i++)
-            for (size_t k = 0; k < KC_LEN(cases) && !kc_is_ref(set.kn[i]); k++) {
+            for (size_t k = 0; k < KC_LEN(cases) && kc_is_int8(set.kn[i]); k++) {
                 float *to = t == 0 ? first[i][k] : got;
                 attend(set.kn[i], &c, cases[k].lo, cases[k].hi, cases[k].n_rows, to);
                 if (t > 0)

@@ -256,14 +256,14 @@ static void a_close_that_fails_is_told(void **state)
         const struct report *r = eh_reply(h, eh_post(h, eh_command(h, CMD_CLOSE, s)));
         assert_int_equal(h->en->n_sessions, 0);
         bool told = r->type == REP_CLOSED, reached = disk.failed > 0;
-        faulty_arm(&disk, 0, 0, 0);
-        if (at % 2 == 0) /* another of its name begins with nothing */
-            eh_close_session(h, eh_session(h, &a));
-        eh_close(&h);
         if (!told) {
             assert_int_equal(r->u.error.code, BC_EIO);
             assert_true(reached);
         }
+        faulty_arm(&disk, 0, 0, 0);
+        if (at % 2 == 0) /* another of its name begins with nothing */
+            eh_close_session(h, eh_session(h, &a));
+        eh_close(&h);
         h = engine_on(dir, NULL);
         if (told)
             assert_int_equal(h->en->n_sessions, 0);

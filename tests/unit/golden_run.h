@@ -61,12 +61,17 @@ static inline void bench_close(struct bench *b)
     kn_close(&b->kn);
 }
 
+static inline bool bench_is_gpu(const struct bench *b)
+{
+    return strncmp(b->kn->name, "simt", 4) == 0;
+}
+
 /* cpu without vector instructions imitates their arithmetic and takes twenty times as long, and simt runs a GPU's threads
  * one by one: fewer cuts of the same cases are tried there. */
 static inline bool bench_is_slow(const struct bench *b)
 {
     return (strcmp(b->kn->name, "cpu") == 0 && strcmp(b->kn->isa, "scalar") == 0) ||
-           strncmp(b->kn->name, "simt", 4) == 0;
+           bench_is_gpu(b);
 }
 
 /* ---- one session -------------------------------------------------------------------------------

@@ -54,25 +54,31 @@ static void check_case(struct bench *b, const struct gcase *c, uint32_t score_ro
     session_close(&s);
 }
 
+/* Every step-th case: a GPU's threads one by one take long, and one architecture has all cases. */
 static void check_arch(const struct kn_options *ko, const char *arch)
 {
     static const uint32_t blocks[] = {10, 0};
     struct bench b;
     struct gcase c;
-    unsigned n_checked = 0, n_unclear = 0;
+    unsigned n_checked = 0, n_unclear = 0, n_run = 0;
     bench_open(&b, ko, arch, "golden");
+    unsigned step = bench_is_gpu(&b) && strcmp(arch, archs[0]) != 0 ? 5 : 1;
     for (size_t at = 0; gcase_next(b.golden, &at, &c);) {
         if (gcase_field(&c, "clear_cut") == NULL)
             continue;
         bool clear = gcase_is(&c, "clear_cut", "true");
         n_checked += clear;
         n_unclear += !clear;
-        for (size_t i = 0; clear && i < (bench_is_slow(&b) ? 1 : ARRAY_LEN(blocks)); i++)
+        if (!clear || n_checked % step != 0)
+            continue;
+        n_run++;
+        for (size_t i = 0; i < (bench_is_slow(&b) ? 1 : ARRAY_LEN(blocks)); i++)
             check_case(&b, &c, blocks[i]);
     }
     assert_int_equal(n_checked + n_unclear, 2 * 22);
     assert_true(n_checked > 30);
-    print_message("%s: %u kept sets equal, %u without a clear cut left out\n", b.label, n_checked,
+    assert_int_equal(n_run, n_checked / step);
+    print_message("%s: %u kept sets equal, %u without a clear cut left out\n", b.label, n_run,
                   n_unclear);
     bench_close(&b);
 }
