@@ -50,16 +50,34 @@ struct kn_tensor {
 /* The pages of one pool. A page is [layer][K | V][kv head][64 rows][head_dim] of `type`, then, if
  * d_hidden > 0, 64 hidden rows of [d_hidden] f32 (f32 KV) or f16, and in the f16 case one f32 scale
  * a row, [64]. stride: bytes from one page to the next (>= kn_page_bytes; page-aligned). Keys hold
- * their rotary embedding. */
+ * their rotary embedding.
+ *
+ * A key or value of head_dim = d floats as it is stored:
+ *   KN_F32   4 d bytes, exact             KN_F16, KN_BF16   2 d bytes, nearest even
+ *   KN_Q8_0  34 bytes per 32 values (d % 32 == 0): a half and 32 signed bytes, as kn_kv_addr.h has it */
 struct kn_kv {
     void *base; /* device */
     size_t stride;
     uint32_t n_layers, n_kv_heads, head_dim, d_hidden;
-    enum kn_type type; /* KN_F32 or KN_F16 */
+    enum kn_type type; /* one that the backend has: kn_kv_check */
 };
 size_t kn_kv_row_bytes(
     const struct kn_kv *kv); /* K and V of one token, all layers, plus hidden row (and scale) */
 size_t kn_kv_page_bytes(const struct kn_kv *kv); /* KN_PAGE_ROWS of them: no padding */
+
+struct kn_kv_type {
+    enum kn_type type;
+    const char *name; /* "q8_0" */
+    uint32_t block;   /* head_dim must be a multiple of it */
+};
+/* The types of keys and values, f16 first; NULL past the end. */
+const struct kn_kv_type *kn_kv_type_at(unsigned i);
+const struct kn_kv_type *kn_kv_type_find(uint32_t type);
+const struct kn_kv_type *kn_kv_type_named(const char *name);
+/* Whether this backend takes pages of that type with heads of that size: KN_OK, or KN_EUNSUPPORTED
+ * and a sentence in why (>= 160 bytes). */
+int kn_kv_check(const struct kn *kn, enum kn_type type, uint32_t head_dim, char *why,
+                size_t why_len);
 
 /* One sequence in cache order: slots[i] is where cached token i lies. n counts the rows that this
  * batch appends. */
@@ -230,6 +248,8 @@ struct kn {
     char isa[32]; /* "scalar", "avx2", "avx512-vnni": what the ops run on; part of the arithmetic's
                      identity */
     uint32_t n_threads;
+    uint32_t kv_types; /* bit 1u << enum kn_type for each type of kn_kv beside f32 and f16, which
+                          every backend takes */
     size_t bytes_buffers, bytes_weights, bytes_arena; /* committed now */
     size_t
         bytes_scratch; /* the backend's own work space, all its threads together; the same from open to close */

@@ -1,13 +1,62 @@
-/* kn_kv.c: what a row and a page of a pool cost, to the byte. kn_kv_addr.h draws the layout. */
+/* kn_kv.c: the types of keys and values; what a row and a page of a pool cost, to the byte.
+ * kn_kv_addr.h draws the layout. */
 #include "kn_kv_addr.h"
 #include "kn_assert.h"
+#include <stdio.h>
+
+static const struct kn_kv_type types[] = {{KN_F16, "f16", 1},
+                                          {KN_F32, "f32", 1},
+                                          {KN_BF16, "bf16", 1},
+                                          {KN_Q8_0, "q8_0", 32}};
+
+enum { N_TYPES = sizeof types / sizeof types[0] };
+
+const struct kn_kv_type *kn_kv_type_at(unsigned i)
+{
+    return i < N_TYPES ? &types[i] : NULL;
+}
+
+const struct kn_kv_type *kn_kv_type_find(uint32_t type)
+{
+    for (unsigned i = 0; i < N_TYPES; i++)
+        if ((uint32_t)types[i].type == type)
+            return &types[i];
+    return NULL;
+}
+
+const struct kn_kv_type *kn_kv_type_named(const char *name)
+{
+    for (unsigned i = 0; i < N_TYPES; i++)
+        if (strcmp(types[i].name, name) == 0)
+            return &types[i];
+    return NULL;
+}
+
+int kn_kv_check(const struct kn *kn, enum kn_type type, uint32_t head_dim, char *why,
+                size_t why_len)
+{
+    const struct kn_kv_type *t = kn_kv_type_find(type);
+    kn_assert(t);
+    bool has = type == KN_F32 || type == KN_F16 || (kn->kv_types >> type & 1) != 0;
+    if (has && head_dim % t->block == 0)
+        return KN_OK;
+    if (!has)
+        snprintf(why, why_len, "backend \"%s\" has no keys and values of type %s", kn->name,
+                 t->name);
+    else
+        snprintf(why, why_len, "type %s needs heads of a multiple of %u values; these have %u",
+                 t->name, t->block, head_dim);
+    return KN_EUNSUPPORTED;
+}
 
 size_t kn_kv_row_bytes(const struct kn_kv *kv)
 {
-    kn_assert(kv->type == KN_F32 || kv->type == KN_F16);
-    size_t values = (size_t)kv->n_layers * 2 * kv->n_kv_heads * kv->head_dim + kv->d_hidden;
-    size_t scale = kv->d_hidden > 0 && kv->type == KN_F16 ? sizeof(float) : 0;
-    return values * kn_kv_elem(kv) + scale;
+    const struct kn_kv_type *t = kn_kv_type_find(kv->type);
+    kn_assert(t && kv->head_dim % t->block == 0);
+    size_t lines = (size_t)kv->n_layers * 2 * kv->n_kv_heads * kn_kv_line_bytes(kv);
+    if (kv->d_hidden == 0)
+        return lines;
+    return lines + kn_kv_hidden_bytes(kv) + (kn_kv_hidden_scaled(kv) ? sizeof(float) : 0);
 }
 
 size_t kn_kv_page_bytes(const struct kn_kv *kv)

@@ -5,52 +5,107 @@
  *   +-----------------------------------------------+--------------------+-----------------+
  *   | [layer][K | V][kv head][64 rows][head_dim]    | [64][d_hidden]     | [64] f32 scales |
  *   +-----------------------------------------------+--------------------+-----------------+
- *     elements of kv->type (f32 or f16)               d_hidden > 0 only    and KV f16 only
+ *     lines of kv->type                               f32 with f32 KV,     with f16 hidden
+ *                                                     else f16             rows only
+ *
+ * A line is one key or value, [head_dim]. One of q8_0 is a block after the other, without padding:
+ *
+ *   | d: half | 32 signed bytes |                     value i = d * byte i      34 bytes
  *
  * A hidden row stored as halves is x / scale with a power of two as scale, so that residual streams
  * beyond 65504 fit and the division loses nothing: the only rounding is that of the half. */
 #ifndef BACKCAST_KN_KV_ADDR_H
 #define BACKCAST_KN_KV_ADDR_H
+#include <math.h>
 #include <string.h>
 #include "kn.h"
 
 enum kn_kv_part { KN_KV_K = 0, KN_KV_V = 1 };
 
-static inline size_t kn_kv_elem(const struct kn_kv *kv)
+#define KN_KV_Q8 32       /* values of a q8_0 block */
+#define KN_KV_Q8_BYTES 34 /* its bytes */
+
+static inline size_t kn_kv_values_bytes(enum kn_type type, size_t n)
 {
-    return kv->type == KN_F32 ? 4 : 2;
+    return type == KN_F32 ? 4 * n : type == KN_Q8_0 ? n / KN_KV_Q8 * KN_KV_Q8_BYTES : 2 * n;
 }
 
-/* First row of a page's run of 64 for (layer, part, head); row i is i * head_dim elements further.
- */
+/* Bytes of one key or value. */
+static inline size_t kn_kv_line_bytes(const struct kn_kv *kv)
+{
+    return kn_kv_values_bytes(kv->type, kv->head_dim);
+}
+
+/* Hidden rows are f32 beside f32 keys and values; else halves with a scale. */
+static inline bool kn_kv_hidden_scaled(const struct kn_kv *kv)
+{
+    return kv->type != KN_F32;
+}
+
+/* Bytes of one hidden row, without its scale. */
+static inline size_t kn_kv_hidden_bytes(const struct kn_kv *kv)
+{
+    return (size_t)kv->d_hidden * (kn_kv_hidden_scaled(kv) ? 2 : 4);
+}
+
+/* First row of a page's run of 64 for (layer, part, head); row i is i lines further. */
 static inline void *kn_kv_run(const struct kn_kv *kv, uint32_t page, uint32_t layer,
                               enum kn_kv_part part, uint32_t head)
 {
     size_t run = ((size_t)layer * 2 + part) * kv->n_kv_heads + head;
-    return (uint8_t *)kv->base + page * kv->stride +
-           run * KN_PAGE_ROWS * kv->head_dim * kn_kv_elem(kv);
+    return (uint8_t *)kv->base + page * kv->stride + run * KN_PAGE_ROWS * kn_kv_line_bytes(kv);
 }
 
-/* The key or value of one slot: [head_dim] elements. */
+/* The key or value of one slot: [head_dim] values. */
 static inline void *kn_kv_row(const struct kn_kv *kv, uint32_t slot, uint32_t layer,
                               enum kn_kv_part part, uint32_t head)
 {
     return (uint8_t *)kn_kv_run(kv, slot / KN_PAGE_ROWS, layer, part, head) +
-           (size_t)(slot % KN_PAGE_ROWS) * kv->head_dim * kn_kv_elem(kv);
+           (size_t)(slot % KN_PAGE_ROWS) * kn_kv_line_bytes(kv);
 }
 
 /* The hidden row of one slot: [d_hidden] elements. */
 static inline void *kn_kv_hidden(const struct kn_kv *kv, uint32_t slot)
 {
     return (uint8_t *)kn_kv_run(kv, slot / KN_PAGE_ROWS, kv->n_layers, KN_KV_K, 0) +
-           (size_t)(slot % KN_PAGE_ROWS) * kv->d_hidden * kn_kv_elem(kv);
+           (size_t)(slot % KN_PAGE_ROWS) * kn_kv_hidden_bytes(kv);
 }
 
-/* Its scale (f16 KV only). */
+/* Its scale (where kn_kv_hidden_scaled). */
 static inline float *kn_kv_hidden_scale(const struct kn_kv *kv, uint32_t slot)
 {
     uint8_t *rows = kn_kv_run(kv, slot / KN_PAGE_ROWS, kv->n_layers, KN_KV_K, 0);
-    return (float *)(rows + (size_t)KN_PAGE_ROWS * kv->d_hidden * 2) + slot % KN_PAGE_ROWS;
+    return (float *)(rows + KN_PAGE_ROWS * kn_kv_hidden_bytes(kv)) + slot % KN_PAGE_ROWS;
+}
+
+/* The half that scales a q8_0 block whose largest magnitude is max_abs; values beyond what a half
+ * can scale are cut off. */
+static inline uint16_t kn_kv_q8_scale(float max_abs)
+{
+    float d = max_abs / 127.0f;
+    return kn_f32_to_f16(d < 65504.0f ? d : 65504.0f);
+}
+
+/* What x is multiplied by before it is rounded to nearest even and cut to -127 .. 127. */
+static inline float kn_kv_q8_inverse(uint16_t scale)
+{
+    return (scale & 0x7fff) == 0 ? 0.0f : 1.0f / kn_f16_to_f32(scale);
+}
+
+/* One block. Every backend that quantises gives these bytes, for finite x. */
+static inline void kn_kv_q8_put(const float *x, uint8_t *ret)
+{
+    float top = 0.0f;
+    for (int i = 0; i < KN_KV_Q8; i++)
+        top = fmaxf(top, fabsf(x[i]));
+    uint16_t scale = kn_kv_q8_scale(top);
+    float inverse = kn_kv_q8_inverse(scale);
+    memcpy(ret, &scale, sizeof scale);
+    for (int i = 0; i < KN_KV_Q8; i++) {
+        float q = rintf(x[i] * inverse);
+        q = q < 127.0f ? q : 127.0f;
+        ret[2 + i] = (uint8_t)(int8_t)(q > -127.0f ? q : -127.0f);
+    }
 }
 
 /* The power of two that brings a row with this largest magnitude to [2^14, 2^15); the smallest

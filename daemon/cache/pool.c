@@ -31,7 +31,7 @@ static void shape_check(const struct kn_kv *shape)
 {
     bc_assert(shape->n_layers > 0 && shape->n_kv_heads > 0);
     bc_assert(shape->head_dim > 0 && shape->head_dim <= KN_HEAD_DIM_MAX);
-    bc_assert(shape->type == KN_F32 || shape->type == KN_F16);
+    bc_assert(kn_kv_type_find(shape->type) != NULL);
     bc_assert(shape->stride >= kn_kv_page_bytes(shape));
 }
 

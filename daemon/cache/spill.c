@@ -239,6 +239,7 @@ static int corrupt(struct err *e, const char *what)
 /* The numbers of the fixed part agree with each other and with the file's size. */
 static int fixed_check(const struct fixed *f, uint64_t file_bytes, struct err *e)
 {
+    const struct kn_kv_type *type;
     if (memcmp(f->magic, file_magic, sizeof f->magic) != 0)
         return corrupt(e, "it does not begin as one");
     if (f->version != SPILL_VERSION)
@@ -249,7 +250,8 @@ static int fixed_check(const struct fixed *f, uint64_t file_bytes, struct err *e
         return corrupt(e, "the sum over its first bytes is wrong");
     if (f->n_layers - 1 >= DIMENSION_MAX || f->n_kv_heads - 1 >= DIMENSION_MAX ||
         f->head_dim - 1 >= KN_HEAD_DIM_MAX || f->d_hidden > DIMENSION_MAX ||
-        (f->type != KN_F32 && f->type != KN_F16) || f->page_rows != KN_PAGE_ROWS)
+        (type = kn_kv_type_find(f->type)) == NULL || f->head_dim % type->block != 0 ||
+        f->page_rows != KN_PAGE_ROWS)
         return corrupt(e, "its pages have a shape that no page has");
     struct kn_kv kv = {.n_layers = f->n_layers,
                        .n_kv_heads = f->n_kv_heads,
@@ -345,7 +347,7 @@ int spill_fits(const struct spill *sp, const struct kn_kv *kv, uint64_t model, s
                        (unsigned long long)f->model, (unsigned long long)model);
     if (f->type != kv->type)
         return err_set(e, BC_ESTATE, "kv_type", "the saved cache is of type %s, not %s",
-                       f->type == KN_F32 ? "f32" : "f16", kv->type == KN_F32 ? "f32" : "f16");
+                       kn_kv_type_find(f->type)->name, kn_kv_type_find(kv->type)->name);
     if (f->n_layers != kv->n_layers || f->n_kv_heads != kv->n_kv_heads ||
         f->head_dim != kv->head_dim || f->d_hidden != kv->d_hidden)
         return err_set(e, BC_ESTATE, "model",

@@ -30,6 +30,7 @@
 
 #define MAX_TOKENS_DEFAULT 512
 #define ENGINE_MODELS_MAX 16 /* loaded at once */
+#define MODEL_POOLS 8        /* two a type of kn_kv_type_at */
 #define MODEL_CHATS_MAX 16   /* templates that a session may ask for by name */
 #define SCORES_PER_REPORT 128
 #define SCORES_REPORTS_STEP 16
@@ -56,7 +57,7 @@ struct model_ref {
     struct tok *tok;
     struct chat *chat;                          /* the file's, or the configured one */
     struct chat *chat_by_name[MODEL_CHATS_MAX]; /* NULL: this vocabulary cannot */
-    struct pool *pools[2][2];                   /* [f16, f32][hidden] */
+    struct pool *pools[MODEL_POOLS]; /* by type of keys and values, without and with hidden rows */
     struct batch batch;
     struct sampler sampler;
     struct err err;            /* why the load failed */

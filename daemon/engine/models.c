@@ -210,9 +210,9 @@ static void book_scratch(struct model_ref *m)
 {
     uint64_t model = m->model != NULL ? model_info(m->model)->bytes_scratch : 0;
     uint64_t bytes = model + m->kn->bytes_scratch + m->batch.bytes + m->sampler.bytes;
-    for (int i = 0; i < 4; i++)
-        if (m->pools[i / 2][i % 2] != NULL)
-            bytes += pool_table_bytes(m->pools[i / 2][i % 2]);
+    for (unsigned i = 0; i < MODEL_POOLS; i++)
+        if (m->pools[i] != NULL)
+            bytes += pool_table_bytes(m->pools[i]);
     ledger_set(&m->owner, LEDGER_scratch, bytes);
 }
 
@@ -400,8 +400,8 @@ bool models_known(const struct model_ref *m)
 void models_sleep(struct engine *en, struct model_ref *m)
 {
     bc_assert(m->state == MODEL_READY && m->waiting == NULL);
-    for (int i = 0; i < 4; i++)
-        bc_assert(m->pools[i / 2][i % 2] == NULL || pool_pages_out(m->pools[i / 2][i % 2]) == 0);
+    for (unsigned i = 0; i < MODEL_POOLS; i++)
+        bc_assert(m->pools[i] == NULL || pool_pages_out(m->pools[i]) == 0);
     m->state = MODEL_ASLEEP;
     weights_free(m);
     ledger_set(&m->owner, LEDGER_weights, 0);
@@ -416,7 +416,15 @@ void models_sleep(struct engine *en, struct model_ref *m)
 int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hidden,
                 struct pool **ret, struct err *e)
 {
-    struct pool **at = &m->pools[kv == KN_F32][hidden];
+    unsigned type = 0;
+    char why[160];
+    while (kn_kv_type_at(type)->type != kv)
+        type++;
+    bc_assert(2 * type + 1 < MODEL_POOLS);
+    struct pool **at = &m->pools[2 * type + hidden];
+    if (kn_kv_check(m->kn, kv, m->info.head_dim, why, sizeof why) != KN_OK)
+        return err_set(e, BC_EUNSUPPORTED, "kv_type", "kv_type %s: %s", kn_kv_type_at(type)->name,
+                       why);
     if (*at == NULL) {
         struct kn_kv shape;
         model_kv_shape(m->model, kv, hidden, &shape);
@@ -465,9 +473,9 @@ uint64_t models_held(const struct engine *en)
     uint64_t held = 0;
     for (const struct model_ref *m = en->models; m != NULL; m = m->next)
         if (m->state == MODEL_READY)
-            for (int i = 0; i < 4; i++)
-                if (m->pools[i / 2][i % 2] != NULL)
-                    held += pool_bytes_held(m->pools[i / 2][i % 2]);
+            for (unsigned i = 0; i < MODEL_POOLS; i++)
+                if (m->pools[i] != NULL)
+                    held += pool_bytes_held(m->pools[i]);
     return held;
 }
 
@@ -484,9 +492,9 @@ void models_drop(struct engine *en, struct model_ref **pm)
     *at = m->next;
     if (en->default_model == m)
         en->default_model = NULL;
-    for (int i = 0; i < 4; i++)
-        if (m->pools[i / 2][i % 2] != NULL)
-            pool_close(&m->pools[i / 2][i % 2]);
+    for (unsigned i = 0; i < MODEL_POOLS; i++)
+        if (m->pools[i] != NULL)
+            pool_close(&m->pools[i]);
     for (unsigned i = 0; i < MODEL_CHATS_MAX; i++)
         if (m->chat_by_name[i] != NULL)
             chat_close(&m->chat_by_name[i]);

@@ -64,13 +64,13 @@ static int check_name(struct engine *en, const struct command *c, struct err *e)
 
 static int check_kv_type(const char *name, enum kn_type *ret, struct err *e)
 {
-    if (name == NULL || name[0] == '\0' || strcmp(name, "f16") == 0)
-        *ret = KN_F16;
-    else if (strcmp(name, "f32") == 0)
-        *ret = KN_F32;
-    else
-        return err_set(e, BC_EUNKNOWN, "kv_type", "unknown kv_type \"%.20s\"; known: f16, f32",
-                       name);
+    const struct kn_kv_type *t = kn_kv_type_at(0);
+    if (name != NULL && name[0] != '\0')
+        t = kn_kv_type_named(name);
+    if (t == NULL)
+        return err_set(e, BC_EUNKNOWN, "kv_type",
+                       "unknown kv_type \"%.20s\"; known: f16, f32, bf16, q8_0", name);
+    *ret = t->type;
     return BC_OK;
 }
 
@@ -362,7 +362,7 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
     snprintf(r->name, sizeof r->name, "%s", s->name);
     snprintf(r->model, sizeof r->model, "%s", s->m->name);
     snprintf(r->policy, sizeof r->policy, "%s", p->policy->name);
-    snprintf(r->kv_type, sizeof r->kv_type, "%s", s->kv_type == KN_F32 ? "f32" : "f16");
+    snprintf(r->kv_type, sizeof r->kv_type, "%s", kn_kv_type_find(s->kv_type)->name);
     snprintf(r->state, sizeof r->state, "%s", state_name(en, s));
     snprintf(r->client, sizeof r->client, "%s", s->conn != 0 ? s->client : "");
     snprintf(r->chat_template, sizeof r->chat_template, "%s", chat_name(s->chat));

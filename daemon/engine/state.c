@@ -28,7 +28,7 @@ void sess_state_put(const struct session *s, struct bytes_out *o)
     bytes_put_text(o, s->m->name);
     bytes_put_text(o, s->m->path);
     bytes_put_text(o, template_name(s));
-    bytes_put_text(o, s->kv_type == KN_F32 ? "f32" : "f16");
+    bytes_put_text(o, kn_kv_type_find(s->kv_type)->name);
     evict_request_put(&s->ask, o);
     evict_params_put(evict_params(s->ev), o);
     bytes_put_u32(o, s->frozen_auto);

@@ -195,7 +195,7 @@ struct kn *model_kn(const struct model *m)
 void model_kv_shape(const struct model *m, enum kn_type kv_type, bool hidden, struct kn_kv *ret)
 {
     MAGIC_OK(m, MODEL_MAGIC);
-    bc_assert(kv_type == KN_F32 || kv_type == KN_F16);
+    bc_assert(kn_kv_check(m->kn, kv_type, m->hp.head_dim, NULL, 0) == KN_OK);
     struct kn_kv kv = {
         .n_layers = m->hp.n_layers,
         .n_kv_heads = m->hp.n_kv_heads,

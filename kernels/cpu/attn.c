@@ -79,7 +79,7 @@ static void rows_find(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, 
 /* Asks memory for a tile that comes next: rows lie anywhere, and no hardware foresees a slot list. */
 static void rows_prefetch(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, uint32_t tile)
 {
-    size_t bytes = s->kv->head_dim * kn_kv_elem(s->kv);
+    size_t bytes = kn_kv_line_bytes(s->kv);
     for (uint32_t i = tile * KN_TILE; i < KN_MIN((tile + 1) * KN_TILE, s->n); i++)
         for (size_t at = 0; at < bytes; at += 64) {
             __builtin_prefetch((char *)kn_kv_row(s->kv, s->slots[i], layer, KN_KV_K, kv_head) + at);

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 #include "kernels.h"
+#include "kn_kv_addr.h"
 
 #define ATTN_NAME2(isa) attn_##isa
 #define ATTN_NAME(isa) ATTN_NAME2(isa)
@@ -22,10 +23,26 @@
 /* ---- load
  * ------------------------------------------------------------------------------------------- */
 
+/* Values d .. d + VF_N of a line of kn_kv_addr.h; `type` is known to the compiler. */
 INLINE vf row_vec(enum kn_type type, const void *row, uint32_t d)
 {
-    return type == KN_F32 ? vf_load((const float *)row + d)
-                          : vf_load_half((const uint16_t *)row + d);
+    if (type == KN_F32)
+        return vf_load((const float *)row + d);
+    if (type == KN_F16)
+        return vf_load_half((const uint16_t *)row + d);
+    if (type == KN_BF16)
+        return vf_load_bf16((const uint16_t *)row + d);
+    const uint8_t *block = (const uint8_t *)row + (size_t)(d / KN_KV_Q8) * KN_KV_Q8_BYTES;
+    return vf_mul(vf_load_bytes((const int8_t *)block + 2 + d % KN_KV_Q8), vf_set1_half(block));
+}
+
+/* One value of a type without blocks. */
+static float row_one(enum kn_type type, const void *row, uint32_t d)
+{
+    if (type == KN_F32)
+        return ((const float *)row)[d];
+    uint16_t h = ((const uint16_t *)row)[d];
+    return type == KN_F16 ? kn_f16_to_f32(h) : kn_bf16_to_f32(h);
 }
 
 /* Dims d .. d + VF_N of row j; zeros where there is no row, and behind its end. */
@@ -37,13 +54,8 @@ static __attribute__((noinline)) vf row_part(enum kn_type type, const struct att
         return vf_set1(0.0f);
     if (d + VF_N <= r->d)
         return row_vec(type, rows[j], d);
-    for (uint32_t i = 0; i < VF_N; i++) {
-        if (d + i >= r->d)
-            part[i] = 0.0f;
-        else
-            part[i] = type == KN_F32 ? ((const float *)rows[j])[d + i]
-                                     : kn_f16_to_f32(((const uint16_t *)rows[j])[d + i]);
-    }
+    for (uint32_t i = 0; i < VF_N; i++)
+        part[i] = d + i < r->d ? row_one(type, rows[j], d + i) : 0.0f;
     return vf_load(part);
 }
 
@@ -83,8 +95,12 @@ static void load(const struct attn_rows *r, float *kt, float *v)
 {
     if (r->type == KN_F32)
         load_type(KN_F32, r, kt, v);
-    else
+    else if (r->type == KN_F16)
         load_type(KN_F16, r, kt, v);
+    else if (r->type == KN_BF16)
+        load_type(KN_BF16, r, kt, v);
+    else
+        load_type(KN_Q8_0, r, kt, v);
 }
 
 /* ---- scores
@@ -167,13 +183,19 @@ static void weights(const struct attn_tile *t)
  * ----------------------------------------------------------------------------------------- */
 
 /* Where values come from: the expanded tile, or straight from the pages. */
-enum source { FROM_TILE, FROM_F16, FROM_F32 };
+enum source {
+    FROM_F32 = KN_F32,
+    FROM_F16 = KN_F16,
+    FROM_BF16 = KN_BF16,
+    FROM_Q8_0 = KN_Q8_0,
+    FROM_TILE
+};
 
 INLINE vf value(enum source from, const struct attn_tile *t, uint32_t j, uint32_t d)
 {
     if (from == FROM_TILE)
         return vf_load(t->v + (size_t)j * t->d_pad + d);
-    return row_vec(from == FROM_F32 ? KN_F32 : KN_F16, t->rows->v[j], d);
+    return row_vec((enum kn_type)from, t->rows->v[j], d);
 }
 
 /* n queries that see the same lo <= j < hi; `vecs` registers of dims from d on. */
@@ -248,10 +270,14 @@ static void values(const struct attn_tile *t)
 {
     if (!t->rows)
         values_from(FROM_TILE, t);
+    else if (t->rows->type == KN_F32)
+        values_from(FROM_F32, t);
     else if (t->rows->type == KN_F16)
         values_from(FROM_F16, t);
+    else if (t->rows->type == KN_BF16)
+        values_from(FROM_BF16, t);
     else
-        values_from(FROM_F32, t);
+        values_from(FROM_Q8_0, t);
 }
 
 /* ---- merge

@@ -82,7 +82,7 @@ struct scale_src {
     uint32_t first, n_blocks; /* first: multiple of 8 */
 };
 
-/* Where one tile's rows lie: n of them, [d] of type; the rest of the 64 are zeros. */
+/* Where one tile's rows lie: n of them, lines of [d] values; the rest of the 64 are zeros. */
 struct attn_rows {
     enum kn_type type;
     uint32_t d, n;
@@ -158,6 +158,9 @@ struct vec_kernels {
     void (*max_expsum)(const float *x, uint32_t n, float *ret_max, float *ret_sum);
     void (*widen)(float *out, const uint16_t *h, size_t n);
     void (*narrow)(uint16_t *out, const float *x, size_t n, float scale); /* x * scale to halves */
+    /* A key or value of n values out of its line in a page, and into it. */
+    void (*line_get)(enum kn_type type, float *out, const void *line, size_t n);
+    void (*line_put)(enum kn_type type, void *line, const float *x, size_t n);
     float (*max_abs)(const float *x, size_t n);
 };
 

@@ -172,23 +172,6 @@ struct kv_job {
     float *ret;
 };
 
-static void narrow(const struct kn_cpu *c, enum kn_type type, void *to, const float *x, uint32_t n)
-{
-    if (type == KN_F32)
-        memcpy(to, x, n * sizeof *x);
-    else
-        c->vec->narrow(to, x, n, 1.0f);
-}
-
-static void widen(const struct kn_cpu *c, enum kn_type type, float *to, const void *from,
-                  uint32_t n)
-{
-    if (type == KN_F32)
-        memcpy(to, from, n * sizeof *to);
-    else
-        c->vec->widen(to, from, n);
-}
-
 static void write_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     (void)thread;
@@ -198,10 +181,10 @@ static void write_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
         size_t at = (size_t)r * kv->n_kv_heads * kv->head_dim;
         for (uint32_t h = 0; h < kv->n_kv_heads; h++, at += kv->head_dim) {
             uint32_t slot = j->b->slots[r];
-            narrow(j->c, kv->type, kn_kv_row(kv, slot, j->layer, KN_KV_K, h), j->k + at,
-                   kv->head_dim);
-            narrow(j->c, kv->type, kn_kv_row(kv, slot, j->layer, KN_KV_V, h), j->v + at,
-                   kv->head_dim);
+            j->c->vec->line_put(kv->type, kn_kv_row(kv, slot, j->layer, KN_KV_K, h), j->k + at,
+                                kv->head_dim);
+            j->c->vec->line_put(kv->type, kn_kv_row(kv, slot, j->layer, KN_KV_V, h), j->v + at,
+                                kv->head_dim);
         }
     }
 }
@@ -221,7 +204,7 @@ void cpu_kv_write(struct kn *kn, const struct kn_batch *b, uint32_t layer, const
 static void hidden_put(const struct kn_cpu *c, const struct kn_kv *kv, uint32_t slot,
                        const float *x)
 {
-    if (kv->type == KN_F32) {
+    if (!kn_kv_hidden_scaled(kv)) {
         memcpy(kn_kv_hidden(kv, slot), x, kv->d_hidden * sizeof *x);
         return;
     }
@@ -259,8 +242,13 @@ static void hidden_read_items(void *ctx, unsigned thread, uint32_t first, uint32
         const struct kn_kv *kv = j->b->seqs[j->b->seq[r]].kv;
         float *out = j->ret + (size_t)r * j->d;
         kn_assert(kv->d_hidden == j->d);
-        widen(j->c, kv->type, out, kn_kv_hidden(kv, j->slots[r]), j->d);
-        float scale = kv->type == KN_F16 ? *kn_kv_hidden_scale(kv, j->slots[r]) : 1.0f;
+        const void *from = kn_kv_hidden(kv, j->slots[r]);
+        if (!kn_kv_hidden_scaled(kv)) {
+            memcpy(out, from, j->d * sizeof *out);
+            continue;
+        }
+        float scale = *kn_kv_hidden_scale(kv, j->slots[r]);
+        j->c->vec->widen(out, from, j->d);
         for (uint32_t i = 0; i < j->d; i++)
             out[i] *= scale;
     }
@@ -283,8 +271,9 @@ static void keys_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
     for (uint32_t i = first; i < end; i++) {
         float *ret = j->ret + (size_t)i * kv->n_kv_heads * kv->head_dim;
         for (uint32_t h = 0; h < kv->n_kv_heads; h++, ret += kv->head_dim)
-            widen(j->c, kv->type, ret,
-                  kn_kv_row(kv, j->s->slots[j->first + i], j->layer, KN_KV_K, h), kv->head_dim);
+            j->c->vec->line_get(kv->type, ret,
+                                kn_kv_row(kv, j->s->slots[j->first + i], j->layer, KN_KV_K, h),
+                                kv->head_dim);
     }
 }
 

@@ -4,6 +4,7 @@
 #define BACKCAST_SIMD_AVX2_H
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define VF_N 8
 #define SIMD_QUERIES 2 /* x 4 registers of accumulators, of 16 */
@@ -72,6 +73,40 @@ static inline vf vf_load_half(const uint16_t *p)
 static inline void vf_store_half(uint16_t *p, vf v)
 {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline vf vf_set1_half(const void *p)
+{
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return _mm256_set1_ps(_cvtsh_ss(h));
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
+}
+/* nearest even, as kn_f32_to_bf16; a NaN's payload is cut and made quiet */
+static inline void vf_store_bf16(uint16_t *p, vf v)
+{
+    __m256i u = _mm256_castps_si256(v), top = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+    __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
+    r = _mm256_blendv_epi8(_mm256_srli_epi32(r, 16), quiet, nan);
+    _mm_storeu_si128((__m128i *)p,
+                     _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+}
+static inline vf vf_load_bytes(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+/* v integral, -128 .. 127 */
+static inline void vf_store_bytes(int8_t *p, vf v)
+{
+    __m256i i = _mm256_cvtps_epi32(v);
+    __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(h, h));
 }
 static inline float vf_sum(vf v)
 {

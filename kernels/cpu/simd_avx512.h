@@ -4,6 +4,7 @@
 #define BACKCAST_SIMD_AVX512_H
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define VF_N 16
 #define SIMD_QUERIES 6 /* x 4 registers of accumulators, of 32 */
@@ -69,6 +70,36 @@ static inline vf vf_load_half(const uint16_t *p)
 static inline void vf_store_half(uint16_t *p, vf v)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline vf vf_set1_half(const void *p)
+{
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return _mm512_set1_ps(_cvtsh_ss(h));
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
+}
+/* nearest even, as kn_f32_to_bf16; a NaN's payload is cut and made quiet */
+static inline void vf_store_bf16(uint16_t *p, vf v)
+{
+    __m512i u = _mm512_castps_si512(v), top = _mm512_srli_epi32(u, 16);
+    __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    r = _mm512_mask_or_epi32(_mm512_srli_epi32(r, 16), nan, top, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(r));
+}
+static inline vf vf_load_bytes(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+/* v integral, -128 .. 127 */
+static inline void vf_store_bytes(int8_t *p, vf v)
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
 }
 static inline float vf_sum(vf v)
 {

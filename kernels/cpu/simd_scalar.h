@@ -71,6 +71,29 @@ static inline void vf_store_half(uint16_t *p, vf v)
 {
     *p = kn_f32_to_f16(v);
 }
+static inline vf vf_set1_half(const void *p)
+{
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return kn_f16_to_f32(h);
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    return kn_bf16_to_f32(*p);
+}
+static inline void vf_store_bf16(uint16_t *p, vf v)
+{
+    *p = kn_f32_to_bf16(v);
+}
+static inline vf vf_load_bytes(const int8_t *p)
+{
+    return *p;
+}
+/* v integral, -128 .. 127 */
+static inline void vf_store_bytes(int8_t *p, vf v)
+{
+    *p = (int8_t)v;
+}
 static inline float vf_sum(vf v)
 {
     return v;

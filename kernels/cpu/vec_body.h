@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 #include "kernels.h"
+#include "kn_kv_addr.h"
 
 #define VEC_NAME2(isa) vec_##isa
 #define VEC_NAME(isa) VEC_NAME2(isa)
@@ -139,6 +140,72 @@ static void narrow(uint16_t *out, const float *x, size_t n, float scale)
         out[i] = kn_f32_to_f16(x[i] * scale);
 }
 
+/* ---- lines of keys and values: kn_kv_addr.h
+ * ----------------------------------------------------------------------------------------------- */
+
+static void q8_get(float *out, const uint8_t *block, size_t n)
+{
+    for (size_t i = 0; i < n; i += KN_KV_Q8, block += KN_KV_Q8_BYTES) {
+        vf scale = vf_set1_half(block);
+        for (uint32_t k = 0; k < KN_KV_Q8; k += VF_N)
+            vf_store(out + i + k, vf_mul(vf_load_bytes((const int8_t *)block + 2 + k), scale));
+    }
+}
+
+static void line_get(enum kn_type type, float *out, const void *line, size_t n)
+{
+    const uint16_t *h = line;
+    size_t i = 0;
+    if (type == KN_F32) {
+        memcpy(out, line, n * sizeof *out);
+    } else if (type == KN_F16) {
+        widen(out, h, n);
+    } else if (type == KN_Q8_0) {
+        q8_get(out, line, n);
+    } else {
+        for (; i + VF_N <= n; i += VF_N)
+            vf_store(out + i, vf_load_bf16(h + i));
+        for (; i < n; i++)
+            out[i] = kn_bf16_to_f32(h[i]);
+    }
+}
+
+/* The bytes of kn_kv_q8_put. */
+static void q8_put(uint8_t *block, const float *x, size_t n)
+{
+    vf most = vf_set1(127.0f), least = vf_set1(-127.0f);
+    for (size_t i = 0; i < n; i += KN_KV_Q8, x += KN_KV_Q8, block += KN_KV_Q8_BYTES) {
+        vf top = vf_set1(0.0f);
+        for (uint32_t k = 0; k < KN_KV_Q8; k += VF_N)
+            top = vf_max(top, vf_abs(vf_load(x + k)));
+        uint16_t scale = kn_kv_q8_scale(vf_top(top));
+        vf inverse = vf_set1(kn_kv_q8_inverse(scale));
+        memcpy(block, &scale, sizeof scale);
+        for (uint32_t k = 0; k < KN_KV_Q8; k += VF_N) {
+            vf q = vf_round(vf_mul(vf_load(x + k), inverse));
+            vf_store_bytes((int8_t *)block + 2 + k, vf_max(vf_min(q, most), least));
+        }
+    }
+}
+
+static void line_put(enum kn_type type, void *line, const float *x, size_t n)
+{
+    uint16_t *h = line;
+    size_t i = 0;
+    if (type == KN_F32) {
+        memcpy(line, x, n * sizeof *x);
+    } else if (type == KN_F16) {
+        narrow(line, x, n, 1.0f);
+    } else if (type == KN_Q8_0) {
+        q8_put(line, x, n);
+    } else {
+        for (; i + VF_N <= n; i += VF_N)
+            vf_store_bf16(h + i, vf_load(x + i));
+        for (; i < n; i++)
+            h[i] = kn_f32_to_bf16(x[i]);
+    }
+}
+
 static float max_abs(const float *x, size_t n)
 {
     vf top = vf_set1(0.0f);
@@ -147,5 +214,5 @@ static float max_abs(const float *x, size_t n)
     return vf_top(top);
 }
 
-const struct vec_kernels VEC_NAME(CPU_ISA) = {put,        rmsnorm, rope,   swiglu,
-                                              max_expsum, widen,   narrow, max_abs};
+const struct vec_kernels VEC_NAME(CPU_ISA) = {put,   rmsnorm, rope,     swiglu,   max_expsum,
+                                              widen, narrow,  line_get, line_put, max_abs};

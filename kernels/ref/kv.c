@@ -9,9 +9,7 @@ void ref_kv_widen(enum kn_type type, const void *src, uint32_t n, float *ret)
         memcpy(ret, src, n * sizeof *ret);
         return;
     }
-    const uint16_t *h = src;
-    for (uint32_t i = 0; i < n; i++)
-        ret[i] = kn_f16_to_f32(h[i]);
+    kn_dequant(type, src, n, ret);
 }
 
 void ref_kv_narrow(enum kn_type type, const float *src, uint32_t n, void *ret)
@@ -20,9 +18,15 @@ void ref_kv_narrow(enum kn_type type, const float *src, uint32_t n, void *ret)
         memcpy(ret, src, n * sizeof *src);
         return;
     }
+    if (type == KN_Q8_0) {
+        uint8_t *block = ret;
+        for (uint32_t i = 0; i < n; i += KN_KV_Q8, block += KN_KV_Q8_BYTES)
+            kn_kv_q8_put(src + i, block);
+        return;
+    }
     uint16_t *h = ret;
     for (uint32_t i = 0; i < n; i++)
-        h[i] = kn_f32_to_f16(src[i]);
+        h[i] = type == KN_F16 ? kn_f32_to_f16(src[i]) : kn_f32_to_bf16(src[i]);
 }
 
 /* Nothing is staged: host memory is device memory. A good place to see that the batch is what kn.h
@@ -45,7 +49,7 @@ void ref_batch_end(struct kn *kn, const struct kn_batch *b)
 void ref_row_copy(struct kn *kn, const struct kn_kv *kv, uint32_t dst_slot, uint32_t src_slot)
 {
     (void)kn;
-    size_t bytes = kv->head_dim * kn_kv_elem(kv);
+    size_t bytes = kn_kv_line_bytes(kv);
     if (dst_slot == src_slot)
         return;
     for (uint32_t layer = 0; layer < kv->n_layers; layer++)
@@ -57,8 +61,8 @@ void ref_row_copy(struct kn *kn, const struct kn_kv *kv, uint32_t dst_slot, uint
         }
     if (kv->d_hidden == 0)
         return;
-    memcpy(kn_kv_hidden(kv, dst_slot), kn_kv_hidden(kv, src_slot), kv->d_hidden * kn_kv_elem(kv));
-    if (kv->type == KN_F16)
+    memcpy(kn_kv_hidden(kv, dst_slot), kn_kv_hidden(kv, src_slot), kn_kv_hidden_bytes(kv));
+    if (kn_kv_hidden_scaled(kv))
         *kn_kv_hidden_scale(kv, dst_slot) = *kn_kv_hidden_scale(kv, src_slot);
 }
 
@@ -114,8 +118,9 @@ void ref_hidden_read(struct kn *kn, const struct kn_batch *b, const uint32_t *ro
     for (uint32_t r = 0; r < b->n_rows; r++) {
         const struct kn_kv *kv = b->seqs[b->seq[r]].kv;
         kn_assert(kv->d_hidden > 0);
-        ref_kv_widen(kv->type, kn_kv_hidden(kv, row_slots[r]), kv->d_hidden, out);
-        float scale = kv->type == KN_F16 ? *kn_kv_hidden_scale(kv, row_slots[r]) : 1.0f;
+        bool scaled = kn_kv_hidden_scaled(kv);
+        ref_kv_widen(scaled ? KN_F16 : KN_F32, kn_kv_hidden(kv, row_slots[r]), kv->d_hidden, out);
+        float scale = scaled ? *kn_kv_hidden_scale(kv, row_slots[r]) : 1.0f;
         for (uint32_t i = 0; i < kv->d_hidden; i++)
             out[i] *= scale;
         out += kv->d_hidden;

@@ -9,6 +9,10 @@ struct kca_world kca_make(struct kca_shape s)
     w.q = kc_floats(1, (size_t)s.n * w.n_heads * s.d, s.deviation);
     w.k = kc_floats(2, (size_t)s.n * s.n_kv * s.d, s.deviation);
     w.v = kc_floats(3, (size_t)s.n * s.n_kv * s.d, 1.0f);
+    w.k_stored = kc_floats(2, (size_t)s.n * s.n_kv * s.d, 1.0f);
+    w.v_stored = kc_floats(3, (size_t)s.n * s.n_kv * s.d, 1.0f);
+    kc_stored(s.type, w.k, (size_t)s.n * s.n_kv * s.d, w.k_stored);
+    kc_stored(s.type, w.v, (size_t)s.n * s.n_kv * s.d, w.v_stored);
     w.seq = calloc(s.n, sizeof *w.seq);
     w.lo = calloc(s.n, sizeof *w.lo);
     w.hi = calloc(s.n, sizeof *w.hi);
@@ -24,6 +28,8 @@ void kca_free(struct kca_world *w)
     free(w->q);
     free(w->k);
     free(w->v);
+    free(w->k_stored);
+    free(w->v_stored);
     free(w->seq);
     free(w->lo);
     free(w->hi);
@@ -62,11 +68,6 @@ struct kn_batch kca_batch(const struct kca_world *w, const struct kn_seq *seq, u
                              .seqs = seq};
 }
 
-static double stored(const struct kca_world *w, float x)
-{
-    return (double)(w->s.type == KN_F16 ? kn_f16_to_f32(kn_f32_to_f16(x)) : x);
-}
-
 /* One row and head in doubles: p (scratch) [n], out [d]. */
 void kca_attend(const struct kca_world *w, uint32_t row, uint32_t head, double *p, double *out)
 {
@@ -76,7 +77,7 @@ void kca_attend(const struct kca_world *w, uint32_t row, uint32_t head, double *
         p[j] = 0;
         for (uint32_t i = 0; i < d; i++)
             p[j] += (double)w->q[((size_t)row * w->n_heads + head) * d + i] *
-                    stored(w, w->k[((size_t)j * w->s.n_kv + kv) * d + i]);
+                    (double)w->k_stored[((size_t)j * w->s.n_kv + kv) * d + i];
         p[j] *= (double)w->scale;
         max = fmax(max, p[j]);
     }
@@ -85,7 +86,7 @@ void kca_attend(const struct kca_world *w, uint32_t row, uint32_t head, double *
         sum += p[j] = exp(p[j] - max);
     for (uint32_t j = w->lo[row]; j < w->hi[row]; j++)
         for (uint32_t i = 0; i < d; i++)
-            out[i] += p[j] / sum * stored(w, w->v[((size_t)j * w->s.n_kv + kv) * d + i]);
+            out[i] += p[j] / sum * (double)w->v_stored[((size_t)j * w->s.n_kv + kv) * d + i];
 }
 
 void kca_pool(const struct kca_world *w, struct kc_pool *pool, struct kn *kn, struct kn_seq *seq)

@@ -19,7 +19,8 @@ struct kca_world {
     uint32_t n_pages, n_heads, n_rows;
     uint32_t *slots, *seq, *lo, *hi;
     int32_t *zeros;
-    float *q, *k, *v; /* [n_rows][n_heads][d], [n][n_kv][d] */
+    float *q, *k, *v;           /* [n_rows][n_heads][d], [n][n_kv][d] */
+    float *k_stored, *v_stored; /* as the pages give them back */
     float scale;
 };
 

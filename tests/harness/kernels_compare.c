@@ -269,6 +269,33 @@ void kc_pool_open(struct kc_pool *p, struct kn *kn, struct kn_kv kv, uint32_t n_
     free(garbage);
 }
 
+bool kc_has_kv(const struct kn *kn, enum kn_type type, uint32_t head_dim)
+{
+    char why[160];
+    return kn_kv_check(kn, type, head_dim, why, sizeof why) == KN_OK;
+}
+
+/* 32 values: the bytes -127 .. 127 times a half. */
+static void stored_block(const float *x, float *ret)
+{
+    float top = kc_max_abs(x, 32);
+    float scale = kn_f16_to_f32(kn_f32_to_f16(fminf(top / 127.0f, 65504.0f)));
+    for (int i = 0; i < 32; i++) {
+        float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        ret[i] = scale * (float)lrintf(fminf(fmaxf(x[i] * inverse, -127.0f), 127.0f));
+    }
+}
+
+void kc_stored(enum kn_type type, const float *x, size_t n, float *ret)
+{
+    for (size_t i = 0; type == KN_Q8_0 && i < n; i += 32)
+        stored_block(x + i, ret + i);
+    for (size_t i = 0; type != KN_Q8_0 && i < n; i++)
+        ret[i] = type == KN_F16    ? kn_f16_to_f32(kn_f32_to_f16(x[i]))
+                 : type == KN_BF16 ? kn_bf16_to_f32(kn_f32_to_bf16(x[i]))
+                                   : x[i];
+}
+
 void kc_pool_close(struct kc_pool *p)
 {
     p->kn->ops->arena_close(p->kn, p->kv.base, p->kv.stride, p->n_pages);

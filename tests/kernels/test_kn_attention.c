@@ -11,6 +11,13 @@
 #include "kn_kv_addr.h"
 
 static struct kc_set set;
+static const enum kn_type kv_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0};
+
+/* Whether a type has heads of that size. */
+static bool fits(enum kn_type type, uint32_t head_dim)
+{
+    return head_dim % kn_kv_type_find(type)->block == 0;
+}
 
 static int open_set(void **state)
 {
@@ -61,6 +68,8 @@ static void check_world(const struct kca_world *w)
         struct kn *kn = set.kn[i];
         struct kc_pool pool;
         struct kn_seq seq;
+        if (!kc_has_kv(kn, w->s.type, w->s.d))
+            continue;
         kca_pool(w, &pool, kn, &seq);
         bool rounds = kc_is_device(kn) && w->s.type == KN_F16;
         struct kn_batch b = kca_batch(w, &seq, 0, w->n_rows);
@@ -98,10 +107,9 @@ static void attention_at_every_length(void **state)
     (void)state;
     static const uint32_t lengths[] = {1, 2, 63, 64, 65, 130};
     for (size_t i = 0; i < KC_LEN(lengths); i++)
-        for (int type = 0; type < 2; type++)
+        for (size_t t = 0; t < KC_LEN(kv_types); t++)
             for (enum kc_slots how = KC_DENSE; how <= KC_SCATTERED; how++)
-                every_view(
-                    (struct kca_shape){32, 2, 2, lengths[i], type ? KN_F16 : KN_F32, how, 1.0f});
+                every_view((struct kca_shape){32, 2, 2, lengths[i], kv_types[t], how, 1.0f});
 }
 
 static void attention_at_every_head_size(void **state)
@@ -109,9 +117,9 @@ static void attention_at_every_head_size(void **state)
     (void)state;
     static const uint32_t dims[] = {8, 16, 32, 64, 72, 80, 96, 128, 256};
     for (size_t i = 0; i < KC_LEN(dims); i++)
-        for (int type = 0; type < 2; type++)
-            every_view(
-                (struct kca_shape){dims[i], 1, 3, 70, type ? KN_F16 : KN_F32, KC_PRUNED, 1.0f});
+        for (size_t t = 0; t < KC_LEN(kv_types); t++)
+            if (fits(kv_types[t], dims[i]))
+                every_view((struct kca_shape){dims[i], 1, 3, 70, kv_types[t], KC_PRUNED, 1.0f});
 }
 
 static void attention_at_every_group(void **state)
@@ -120,17 +128,19 @@ static void attention_at_every_group(void **state)
     for (uint32_t group = 1; group <= 8; group++)
         every_view((struct kca_shape){16, 1 + group % 3, group, 67, KN_F16, KC_SCATTERED, 1.0f});
     every_view((struct kca_shape){16, 1, 37, 66, KN_F32, KC_DENSE, 1.0f});
+    every_view((struct kca_shape){32, 1, 37, 66, KN_Q8_0, KC_DENSE, 1.0f});
 }
 
 static void attention_over_a_long_cache(void **state)
 {
     (void)state;
-    struct kca_world w = kca_make((struct kca_shape){64, 3, 3, 700, KN_F16, KC_PRUNED, 1.0f});
-    kca_look(&w, KCA_PREFILL);
-    check_world(&w);
-    kca_look(&w, KCA_SCORE_GAP);
-    check_world(&w);
-    kca_free(&w);
+    static const enum kn_type types[] = {KN_F16, KN_Q8_0};
+    for (size_t t = 0; t < KC_LEN(types); t++) {
+        struct kca_world w = kca_make((struct kca_shape){64, 3, 3, 700, types[t], KC_PRUNED, 1.0f});
+        kca_look(&w, t == 0 ? KCA_PREFILL : KCA_SCORE_GAP);
+        check_world(&w);
+        kca_free(&w);
+    }
 }
 
 /* Scores of hundreds: one key takes all, and the maximum moves from tile to tile. */
@@ -192,21 +202,20 @@ static void rows_of_many_sequences_share_a_batch(void **state)
 }
 
 /* A prompt written and attended in chunks of any size gives the bits of one pass. */
-static void where_a_prompt_is_cut_does_not_matter(void **state)
+static void cuts_of_a_prompt(enum kn_type type)
 {
-    (void)state;
     static const uint32_t chunks[] = {1, 7, 13, 64, 70, 150};
-    struct kca_world w = kca_make((struct kca_shape){32, 2, 4, 150, KN_F16, KC_PRUNED, 1.0f});
+    struct kca_world w = kca_make((struct kca_shape){32, 2, 4, 150, type, KC_PRUNED, 1.0f});
     size_t width = (size_t)w.n_heads * w.s.d;
     float *first = malloc(width * w.s.n * sizeof *first),
           *got = malloc(width * w.s.n * sizeof *got);
     assert_true(first && got);
     kca_look(&w, KCA_PREFILL);
     for (unsigned i = 0; i < set.n; i++)
-        for (size_t c = 0; c < KC_LEN(chunks); c++) {
+        for (size_t c = 0; c < KC_LEN(chunks) && kc_has_kv(set.kn[i], type, 32); c++) {
             struct kn *kn = set.kn[i];
             struct kc_pool pool;
-            struct kn_kv kv = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 32, .type = KN_F16};
+            struct kn_kv kv = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 32, .type = type};
             kc_pool_open(&pool, kn, kv, w.n_pages);
             for (uint32_t at = 0; at < w.s.n; at += chunks[c]) {
                 uint32_t end = at + chunks[c] < w.s.n ? at + chunks[c] : w.s.n;
@@ -226,17 +235,25 @@ static void where_a_prompt_is_cut_does_not_matter(void **state)
     kca_free(&w);
 }
 
+static void where_a_prompt_is_cut_does_not_matter(void **state)
+{
+    (void)state;
+    for (size_t t = 0; t < KC_LEN(kv_types); t++)
+        cuts_of_a_prompt(kv_types[t]);
+}
+
 static void attention_row_is_the_mean_of_softmaxes(void **state)
 {
     (void)state;
     static const uint32_t lengths[] = {1, 63, 64, 65, 300};
-    for (size_t c = 0; c < KC_LEN(lengths) * 2; c++) {
-        uint32_t n = lengths[c / 2];
-        struct kca_world w =
-            kca_make((struct kca_shape){48, 2, 3, n, c % 2 ? KN_F16 : KN_F32, KC_SCATTERED, 2.0f});
+    for (size_t c = 0; c < KC_LEN(lengths) * KC_LEN(kv_types); c++) {
+        uint32_t n = lengths[c / KC_LEN(kv_types)];
+        enum kn_type type = kv_types[c % KC_LEN(kv_types)];
+        uint32_t d = fits(type, 48) ? 48 : 64;
+        struct kca_world w = kca_make((struct kca_shape){d, 2, 3, n, type, KC_SCATTERED, 2.0f});
         double *p = malloc(n * sizeof *p), *want = calloc(n, sizeof *want), *out = p;
         float *got = malloc(n * sizeof *got), sum;
-        double ignored[48];
+        double ignored[64];
         assert_true(p && want && got);
         w.lo[0] = 0;
         w.hi[0] = n;
@@ -252,6 +269,8 @@ static void attention_row_is_the_mean_of_softmaxes(void **state)
             struct kn *kn = set.kn[i];
             struct kc_pool pool;
             struct kn_seq seq;
+            if (!kc_has_kv(kn, type, d))
+                continue;
             kca_pool(&w, &pool, kn, &seq);
             kn->ops->attention_row(kn, &seq, 1, w.q, w.n_heads, w.scale, got);
             sum = 0.0f;
@@ -273,30 +292,29 @@ static void attention_row_is_the_mean_of_softmaxes(void **state)
 
 /* ---- rows in, rows out ---- */
 
-/* The store as a pool rounds it. */
-static void round_trip(enum kn_type type, float *x, size_t n)
-{
-    for (size_t i = 0; type == KN_F16 && i < n; i++)
-        x[i] = kn_f16_to_f32(kn_f32_to_f16(x[i]));
-}
-
 static void keys_come_back_rounded_once(void **state)
 {
     (void)state;
-    enum { D = 80, N_KV = 3, N = 70 };
-    for (int type = 0; type < 2; type++) {
-        enum kn_type t = type ? KN_F16 : KN_F32;
+    enum { D = 96, N_KV = 3, N = 70 };
+    for (size_t type = 0; type < KC_LEN(kv_types); type++) {
+        enum kn_type t = kv_types[type];
         uint32_t *slots = kc_slots(KC_SCATTERED, N, 3, 1);
         float *k = kc_floats(1, (size_t)N * N_KV * D, 1.0f), got[N * N_KV * D];
         float *v = kc_floats(2, (size_t)N * N_KV * D, 1.0f), *want = malloc(sizeof got);
         assert_non_null(want);
         for (int i = 0; i < 40; i++)
             k[i] = ldexpf(1.7f, i - 30) * (i % 2 ? 1 : -1); /* subnormal halves among them */
-        memcpy(want, k, sizeof got);
-        round_trip(t, want, N * N_KV * D);
+        for (int i = 64; i < 96; i++) {
+            k[i] = 0.0f;                                       /* a block of zeros */
+            k[i + 32] = ldexpf(1.0f + (float)i / 128.0f, -20); /* its scale a subnormal half */
+            k[i + 64] = 1e30f;                                 /* beyond every half */
+        }
+        kc_stored(t, k, N * N_KV * D, want);
         for (unsigned i = 0; i < set.n; i++) {
             struct kn *kn = set.kn[i];
             struct kc_pool pool;
+            if (!kc_has_kv(kn, t, D))
+                continue;
             kc_pool_open(
                 &pool, kn,
                 (struct kn_kv){.n_layers = 3, .n_kv_heads = N_KV, .head_dim = D, .type = t}, 3);
@@ -339,7 +357,8 @@ static void hidden_rows_come_back(void **state)
     static const float sizes[N] = {1.0f, 0.0f, 1e-30f, 2e5f, 1e30f, 3.0f, 1e-3f, 6e4f, 40.0f};
     uint32_t *slots = kc_slots(KC_SCATTERED, N, 2, 1);
     float *x = kc_floats(5, (size_t)N * D, 1.0f), got[N * D], want[N * D];
-    for (int type = 0; type < 2; type++) {
+    for (size_t t = 0; t < KC_LEN(kv_types); t++) {
+        bool halves = kv_types[t] != KN_F32;
         for (uint32_t r = 0; r < N; r++) {
             float *row = x + r * D, max_abs = 0.0f;
             for (int i = 0; i < D; i++)
@@ -348,7 +367,7 @@ static void hidden_rows_come_back(void **state)
             float scale = kn_kv_scale_for(max_abs);
             for (int i = 0; i < D; i++) {
                 want[r * D + (uint32_t)i] = row[i];
-                if (!type)
+                if (!halves)
                     continue;
                 want[r * D + (uint32_t)i] = kn_f16_to_f32(kn_f32_to_f16(row[i] / scale)) * scale;
                 assert_true(fabsf(want[r * D + (uint32_t)i] - row[i]) <= max_abs * 0x1p-11f);
@@ -357,12 +376,14 @@ static void hidden_rows_come_back(void **state)
         for (unsigned i = 0; i < set.n; i++) {
             struct kn *kn = set.kn[i];
             struct kc_pool pool;
+            if (!kc_has_kv(kn, kv_types[t], 32))
+                continue;
             kc_pool_open(&pool, kn,
                          (struct kn_kv){.n_layers = 1,
                                         .n_kv_heads = 1,
-                                        .head_dim = 16,
+                                        .head_dim = 32,
                                         .d_hidden = D,
-                                        .type = type ? KN_F16 : KN_F32},
+                                        .type = kv_types[t]},
                          2);
             struct kn_seq seq = {&pool.kv, slots, N};
             kc_pool_write(&pool, &seq, 0, (struct kc_rows){0, N, NULL, NULL, x});
@@ -383,21 +404,23 @@ static void hidden_rows_come_back(void **state)
 static void a_row_moves_whole(void **state)
 {
     (void)state;
-    enum { D = 16, N_KV = 2, W = D * N_KV, H = 24, LAYERS = 3, N = 4 };
+    enum { D = 32, N_KV = 2, W = D * N_KV, H = 24, LAYERS = 3, N = 4 };
     uint32_t slots[N] = {3, 70, 5, 64}, moved[N] = {3, 129, 5, 0};
     float *k = kc_floats(1, LAYERS * N * W, 1.0f), *v = kc_floats(2, LAYERS * N * W, 1.0f);
     float *x = kc_floats(3, N * H, 1.0f);
-    for (int type = 0; type < 2; type++)
+    for (size_t t = 0; t < KC_LEN(kv_types); t++)
         for (unsigned i = 0; i < set.n; i++) {
             struct kn *kn = set.kn[i];
             struct kc_pool pool;
             float before[N * W], after[N * W], h0[N * H], h1[N * H], q[W], p0[N], p1[N];
+            if (!kc_has_kv(kn, kv_types[t], D))
+                continue;
             kc_pool_open(&pool, kn,
                          (struct kn_kv){.n_layers = LAYERS,
                                         .n_kv_heads = N_KV,
                                         .head_dim = D,
                                         .d_hidden = H,
-                                        .type = type ? KN_F16 : KN_F32},
+                                        .type = kv_types[t]},
                          3);
             struct kn_seq seq = {&pool.kv, slots, N}, to = {&pool.kv, moved, N};
             for (uint32_t l = 0; l < LAYERS; l++)

@@ -45,8 +45,8 @@ static void models_agree(const struct eh *h)
         if (m->state != MODEL_READY)
             continue;
         uint64_t tables = 0, pages = 0;
-        for (int i = 0; i < 4; i++) {
-            const struct pool *p = m->pools[i / 2][i % 2];
+        for (int i = 0; i < MODEL_POOLS; i++) {
+            const struct pool *p = m->pools[i];
             if (p == NULL)
                 continue;
             tables += pool_table_bytes(p);
@@ -107,7 +107,7 @@ static void every_step_of_mixed_work_adds_up(void **state)
         {.policy = "counter_causal_fast", .budget_tokens = 100},
         {.policy = "h2o", .budget_tokens = 130, .uid = 2000, .conn = 3},
         {.policy = "tova", .budget_tokens = 70, .kv_type = "f32"},
-        {.policy = "none"},
+        {.policy = "none", .kv_type = "bf16"},
         {.policy = "sliding_window", .budget_tokens = 200, .trigger = "prefill_end", .keep = 40},
     };
     struct eh *h = eh_open("tiny-llama.gguf", blocks, NULL);

@@ -24,7 +24,7 @@ static const struct kind {
     {{.policy = "counter_causal_fast", .budget_tokens = 100}, 300, 60, 0, 0, 1, 1},
     {{.policy = "counter_causal", .budget_tokens = 64, .kv_type = "f32"}, 200, 50, 0.8f, 0, 1, 1},
     {{.policy = "sliding_window", .budget_tokens = 48, .frozen = 4}, 90, 70, 1, 40, 0.9f, 1.1f},
-    {{.policy = "h2o", .budget_bytes = 500000}, 400, 40, 0, 0, 1, 1.3f},
+    {{.policy = "h2o", .budget_bytes = 500000, .kv_type = "bf16"}, 400, 40, 0, 0, 1, 1.3f},
     {{.policy = "tova", .budget_tokens = 70}, 150, 60, 0.5f, 5, 1, 1},
     {{.policy = "none"}, 120, 80, 0.9f, 0, 0.7f, 1},
     {{.policy = "keydiff", .budget_tokens = 130, .keep = 65}, 260, 30, 0, 0, 1, 1},

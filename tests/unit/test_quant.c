@@ -241,6 +241,55 @@ static void pages_hold_what_they_say(void **state)
     kv.type = KN_F32;
     kv.d_hidden = 0;
     assert_int_equal(kn_kv_row_bytes(&kv), 3 * 2 * 2 * 16 * 4);
+    kv.type = KN_BF16;
+    assert_int_equal(kn_kv_row_bytes(&kv), 3 * 2 * 2 * 16 * 2);
+    kv = (struct kn_kv){kv.base, kv.stride, 3, 2, 64, 48, KN_Q8_0};
+    assert_int_equal(kn_kv_row_bytes(&kv), 3 * 2 * 2 * 2 * 34 + 48 * 2 + 4);
+    assert_int_equal((uintptr_t)kn_kv_row(&kv, 2 * 64 + 5, 1, KN_KV_V, 1),
+                     page2 + (((1 * 2 + 1) * 2 + 1) * 64 + 5) * 68);
+    assert_int_equal((uintptr_t)kn_kv_hidden(&kv, 2 * 64 + 5),
+                     page2 + 3 * 2 * 2 * 64 * 68 + 5 * 48 * 2);
+    assert_int_equal((uintptr_t)kn_kv_hidden_scale(&kv, 2 * 64 + 63),
+                     page2 + kn_kv_page_bytes(&kv) - 4);
+}
+
+static void types_of_keys_say_what_they_need(void **state)
+{
+    (void)state;
+    char why[160] = "";
+    struct kn device = {.name = "plain"}, host = {.name = "cpu", .kv_types = 1u << KN_Q8_0};
+    for (unsigned i = 0; kn_kv_type_at(i) != NULL; i++) {
+        const struct kn_kv_type *t = kn_kv_type_at(i);
+        assert_ptr_equal(kn_kv_type_named(t->name), t);
+        assert_ptr_equal(kn_kv_type_find(t->type), t);
+        assert_int_equal(kn_kv_check(&device, t->type, 64, why, sizeof why),
+                         t->type == KN_F16 || t->type == KN_F32 ? KN_OK : KN_EUNSUPPORTED);
+    }
+    assert_string_equal(why, "backend \"plain\" has no keys and values of type q8_0");
+    assert_int_equal(kn_kv_check(&host, KN_Q8_0, 96, why, sizeof why), KN_OK);
+    assert_int_equal(kn_kv_check(&host, KN_Q8_0, 80, why, sizeof why), KN_EUNSUPPORTED);
+    assert_string_equal(why, "type q8_0 needs heads of a multiple of 32 values; these have 80");
+    assert_null(kn_kv_type_named("q4_0"));
+    assert_null(kn_kv_type_find(KN_Q4_0));
+}
+
+/* Half a step of the block, and what the rounding of its scale adds: 127 times half a unit of a half, at the smallest. */
+static void q8_lines_are_as_near_as_they_can_be(void **state)
+{
+    (void)state;
+    for (int e = -14; e < 16; e++)
+        for (int seed = 0; seed < 40; seed++) {
+            float x[32], top = 0.0f, back[32];
+            uint8_t block[34];
+            for (int i = 0; i < 32; i++) {
+                x[i] = ldexpf((float)((i * 7919 + seed * 104729 + 13) % 2001 - 1000) / 1000.0f, e);
+                top = fmaxf(top, fabsf(x[i]));
+            }
+            kn_kv_q8_put(x, block);
+            kn_dequant(KN_Q8_0, block, 32, back);
+            for (int i = 0; i < 32; i++)
+                assert_true(fabsf(back[i] - x[i]) <= 0.57f * top / 127.0f + 127.0f * 0x1p-25f);
+        }
 }
 
 static void hidden_scale_fits_every_row(void **state)
@@ -269,6 +318,8 @@ int main(void)
         cmocka_unit_test(activations_follow_the_rule),
         cmocka_unit_test(integer_product_is_near_the_exact_one),
         cmocka_unit_test(pages_hold_what_they_say),
+        cmocka_unit_test(types_of_keys_say_what_they_need),
+        cmocka_unit_test(q8_lines_are_as_near_as_they_can_be),
         cmocka_unit_test(hidden_scale_fits_every_row),
     };
     return cmocka_run_group_tests(tests, golden_open, golden_close);

@@ -34,6 +34,8 @@ static void world_open(struct world *w, enum kn_type type, uint32_t d_hidden)
     struct kn_options ko = {.backend = "ref", .threads = 1};
     struct kn_kv kv = {
         .n_layers = 2, .n_kv_heads = 2, .head_dim = 8, .d_hidden = d_hidden, .type = type};
+    if (type == KN_Q8_0)
+        kv.head_dim = 32;
     struct err e;
     *w = (struct world){.random = 7};
     kv.stride = (kn_kv_page_bytes(&kv) + 4095) / 4096 * 4096;
@@ -144,7 +146,7 @@ static int back(const uint8_t *bytes, size_t n, struct seqcache *to, struct spil
 
 static void row_equal(const struct kn_kv *kv, uint32_t a, uint32_t b)
 {
-    size_t n = kv->head_dim * kn_kv_elem(kv);
+    size_t n = kn_kv_line_bytes(kv);
     for (uint32_t l = 0; l < kv->n_layers; l++)
         for (uint32_t h = 0; h < kv->n_kv_heads; h++) {
             assert_memory_equal(kn_kv_row(kv, a, l, KN_KV_K, h), kn_kv_row(kv, b, l, KN_KV_K, h),
@@ -153,9 +155,8 @@ static void row_equal(const struct kn_kv *kv, uint32_t a, uint32_t b)
                                 n);
         }
     if (kv->d_hidden > 0)
-        assert_memory_equal(kn_kv_hidden(kv, a), kn_kv_hidden(kv, b),
-                            kv->d_hidden * kn_kv_elem(kv));
-    if (kv->d_hidden > 0 && kv->type == KN_F16)
+        assert_memory_equal(kn_kv_hidden(kv, a), kn_kv_hidden(kv, b), kn_kv_hidden_bytes(kv));
+    if (kv->d_hidden > 0 && kn_kv_hidden_scaled(kv))
         assert_memory_equal(kn_kv_hidden_scale(kv, a), kn_kv_hidden_scale(kv, b), 4);
 }
 
@@ -177,7 +178,8 @@ static void comes_back_byte_equal(void **state)
     static const struct {
         enum kn_type type;
         uint32_t d_hidden;
-    } kinds[] = {{KN_F16, 0}, {KN_F16, 24}, {KN_F32, 0}, {KN_F32, 24}};
+    } kinds[] = {{KN_F16, 0},  {KN_F16, 24},  {KN_F32, 0},  {KN_F32, 24},
+                 {KN_BF16, 0}, {KN_BF16, 24}, {KN_Q8_0, 0}, {KN_Q8_0, 24}};
     for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
         struct world w;
         struct seqcache *twin;
