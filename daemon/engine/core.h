@@ -485,5 +485,9 @@ void report_tokens(struct engine *en, struct session *s, uint64_t first, const i
 void report_progress(struct engine *en, struct session *s);
 
 /* engine.c */
+static inline uint64_t engine_now(const struct engine *en) /* microseconds; any thread */
+{
+    return en->opt.now(en->opt.now_arg);
+}
 void engine_fail(struct engine *en, const struct err *e);
 #endif

@@ -84,7 +84,7 @@ static bool any_parked(const struct engine *en)
 /* When there is something to do again without anybody's asking. */
 static uint64_t next_look(const struct engine *en)
 {
-    uint64_t parked = en->wait_memory || any_parked(en) ? clock_us() + RECHECK_US : UINT64_MAX;
+    uint64_t parked = en->wait_memory || any_parked(en) ? engine_now(en) + RECHECK_US : UINT64_MAX;
     return BC_MIN(parked, en->tier.next_us);
 }
 
@@ -159,6 +159,12 @@ static uint64_t table_bytes(const struct engine *en)
            en->max_sessions * (sizeof *en->list + sizeof *en->cand + sizeof *en->uids);
 }
 
+static uint64_t system_now(void *arg)
+{
+    (void)arg;
+    return clock_us();
+}
+
 static int copy_options(struct engine *en, const struct engine_options *o, struct err *e)
 {
     en->opt = *o;
@@ -168,6 +174,7 @@ static int copy_options(struct engine *en, const struct engine_options *o, struc
     en->opt.default_model_name = copy_or_null(o->default_model_name);
     en->opt.state_dir = copy_or_null(o->state_dir);
     en->opt.io = o->io != NULL ? o->io : &disk_io_system;
+    en->opt.now = o->now != NULL ? o->now : system_now;
     en->opt.models = NULL;
     en->opt.max_rows = o->max_rows != 0 ? o->max_rows : MAX_ROWS_DEFAULT;
     en->opt.prefill_chunk = o->prefill_chunk != 0 ? o->prefill_chunk : PREFILL_CHUNK_DEFAULT;

@@ -66,8 +66,12 @@ struct engine_options {
     uint64_t host_tier, disk_tier; /* bytes */
     uint64_t spill_after_us;       /* idle for so long; 0: only when pages are wanted */
     uint64_t keep_alive_us;        /* a model unused for so long gives its weights back; 0: never */
-    const char *state_dir;       /* saved sessions, the disk tier; NULL: nothing is kept on disk */
-    const struct disk_io *io;    /* NULL: the system's */
+    const char *state_dir;    /* saved sessions, the disk tier; NULL: nothing is kept on disk */
+    const struct disk_io *io; /* NULL: the system's */
+    /* Microseconds that never go back; any thread. NULL: the system's, the one that threads sleep by:
+     * another is for an engine that is stepped by hand. */
+    uint64_t (*now)(void *arg);
+    void *now_arg;
     uint32_t max_rows;           /* rows of a pass: decodes first, the rest is prefill; 0: 512 */
     uint32_t prefill_chunk;      /* most prompt rows of one session in one pass; 0: 256 */
     uint32_t score_rows;         /* most refresh rows of a session between two passes; 0: 512 */

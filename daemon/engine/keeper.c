@@ -1,6 +1,5 @@
 /* keeper.c: see keeper.h. The upper half runs in the engine's thread, the lower one in the keeper's. */
 #include "core.h"
-#include "clock.h"
 #include "log.h"
 #include <errno.h>
 #include <stdio.h>
@@ -379,7 +378,7 @@ static void dirty_add(struct engine *en, struct keeper *k)
 {
     if (k->dirty_us != 0 || k->journal == NULL || !journal_dirty(k->journal))
         return;
-    k->dirty_us = clock_us();
+    k->dirty_us = engine_now(en);
     k->next_dirty = en->keeping.dirty;
     en->keeping.dirty = k;
 }
@@ -531,7 +530,7 @@ void keepers_drain(struct engine *en)
 {
     for (struct keep_item *it; (it = keeper_take(en)) != NULL;)
         item_run(en, it);
-    dirty_sync(en, clock_us());
+    dirty_sync(en, engine_now(en));
 }
 
 void *keeper_main(void *arg)

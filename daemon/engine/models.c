@@ -57,7 +57,7 @@ static struct model_ref *ref_new(struct engine *en, char *path, const char *name
     snprintf(m->name, sizeof m->name, "%s", name != NULL ? name : "");
     snprintf(m->chat_template, sizeof m->chat_template, "%s",
              chat_template != NULL ? chat_template : "");
-    m->last_use_us = clock_us();
+    m->last_use_us = engine_now(en);
     ledger_owner_open(&m->owner, LEDGER_MODEL, ledger_daemon(en->ledger));
     m->next = en->models;
     en->models = m;
@@ -380,7 +380,7 @@ void models_take_loaded(struct engine *en)
         if (again && m->err.code == BC_OK)
             query_space_again(en, m);
         m->state = m->err.code == BC_OK ? MODEL_READY : MODEL_FAILED;
-        m->last_use_us = clock_us();
+        m->last_use_us = engine_now(en);
         answer_waiting(en, m);
         if (again)
             tier_model_back(en, m);

@@ -8,7 +8,6 @@
  * context. A full budget is found by pressure.c when the next token wants in.
  */
 #include "core.h"
-#include "clock.h"
 #include <string.h>
 
 /* ---- step 5 ---- */
@@ -87,7 +86,7 @@ static bool deliver_prompt(struct engine *en, const struct batch *b, const struc
     report_progress(en, s);
     if (q->done < q->n)
         return false;
-    q->decode_us = clock_us();
+    q->decode_us = engine_now(en);
     q->phase = REQUEST_DECODE;
     if (p->trigger == EVICT_ON_PREFILL_END && q->n > q->lead && /* a prompt, no continuation */
         seqcache_count(s->cache) > p->keep)
@@ -126,7 +125,7 @@ static void deliver_token(struct engine *en, const struct batch *b, const struct
 /* A prompt that waits for its turn, or for a long refresh, must not look like a dead daemon. */
 static void remind(struct engine *en)
 {
-    uint64_t now = clock_us();
+    uint64_t now = engine_now(en);
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         struct session *s = en->list[i];
         const struct request *q = s->req;
@@ -145,7 +144,7 @@ void deliver_batch(struct engine *en)
             struct session *s = x->s;
             if (x->n == 0)
                 continue;
-            s->last_use_us = clock_us();
+            s->last_use_us = engine_now(en);
             if (s->req->kind == REQUEST_REPLAY) {
                 if (s->req->done == s->req->n)
                     replay_next(en, s);

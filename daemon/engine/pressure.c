@@ -21,7 +21,6 @@
  * kv_memory or a user's share shrinks while running, rungs a to c bring it down at once.
  */
 #include "core.h"
-#include "clock.h"
 #include "log.h"
 #include <string.h>
 
@@ -128,7 +127,7 @@ static enum giving may_forget(const struct engine *en, const struct session *s)
     if (!evict_policy_prunes(evict_params(s->ev)->policy)) /* it can leave when it is idle */
         return share_turns(en) && s->req != NULL && !sess_parked(s) ? GIVES_SOON : GIVES_NOT;
     if (s->prune.active || s->lodging.transfer != NULL || s->replay != NULL ||
-        clock_us() < s->deaf_us)
+        engine_now(en) < s->deaf_us)
         return GIVES_SOON;
     if (s->scoring.active || promised(s))
         return sess_parked(s) ? GIVES_NOT : GIVES_SOON;

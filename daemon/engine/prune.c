@@ -8,7 +8,6 @@
  * neighbours keep decoding; scores for whoever asked run in what is left of a step.
  */
 #include "core.h"
-#include "clock.h"
 #include "log.h"
 #include <stdio.h>
 #include <string.h>
@@ -109,7 +108,7 @@ static void prune_failed(struct engine *en, struct session *s, const struct err 
     if (job.reply)
         report_error(en, &who, e);
     else if (job.reason == PRUNE_PRESSURE && !job.self)
-        s->deaf_us = clock_us() + DEAF_US; /* it was for others: nothing happens to this one */
+        s->deaf_us = engine_now(en) + DEAF_US; /* it was for others: nothing happens to this one */
     else if (s->req != NULL)
         request_end(en, s, END_ERROR, e);
     if (e->code == BC_EDEVICE)

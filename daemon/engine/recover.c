@@ -8,7 +8,6 @@
  *   no model:   it stays where it is, for a start that finds one
  */
 #include "core.h"
-#include "clock.h"
 #include "log.h"
 #include <dirent.h>
 #include <errno.h>

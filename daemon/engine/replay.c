@@ -8,7 +8,6 @@
  *
  * Meanwhile the session is on its way (PLACE_COMING): whoever wants its cache waits. */
 #include "core.h"
-#include "clock.h"
 #include "log.h"
 #include <stdlib.h>
 #include <string.h>
@@ -107,7 +106,7 @@ static int append_begin(struct session *s, const struct replay_op *op, struct er
     q->ids = r->ids + r->ids_done;
     q->n = op->n;
     q->end_id = -1;
-    q->start_us = q->progress_us = clock_us();
+    q->start_us = q->progress_us = engine_now(s->m->en);
     r->ids_done += op->n;
     s->req = q;
     return BC_OK;
@@ -137,7 +136,7 @@ static void resume(struct engine *en, struct session *s, struct replay *r)
     uint32_t context = s->m->info.context_train;
     r->resume = NULL;
     s->req = q;
-    q->start_us = q->progress_us = clock_us();
+    q->start_us = q->progress_us = engine_now(en);
     request_adopt(s, q);
     if (r->cancel != 0 || r->give_up.code < 0) {
         request_end(en, s, r->cancel != 0 ? (enum record_end_reason)(r->cancel - 1) : END_ERROR,
@@ -147,7 +146,7 @@ static void resume(struct engine *en, struct session *s, struct replay *r)
     if (q->done < q->n)
         return; /* in its prompt still */
     q->phase = REQUEST_DECODE;
-    q->decode_us = clock_us();
+    q->decode_us = engine_now(en);
     if (r->prune_owed)
         prune_start(en, s, PRUNE_PREFILL_END, p->keep);
     if (q->end_id >= 0 || q->stop_string)
@@ -175,7 +174,7 @@ static void replay_done(struct engine *en, struct session *s)
     s->dropped_at_end = end->dropped_at_end;
     s->replay = NULL;
     s->lodging.place = PLACE_HERE;
-    s->last_use_us = clock_us();
+    s->last_use_us = engine_now(en);
     ceiling_set(en, s);
     durable_note(s, DURABLE_READY);
     log_info("engine.durable", "session %llu (%s): %llu tokens done again, %u cached",

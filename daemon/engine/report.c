@@ -4,7 +4,6 @@
  * is nobody to tell: the daemon is built to be restarted, so it stops here with a sentence.
  */
 #include "core.h"
-#include "clock.h"
 #include "pieces.h"
 #include <stdlib.h>
 #include <string.h>
@@ -128,6 +127,6 @@ void report_progress(struct engine *en, struct session *s)
     struct report *r = report_new(REP_PROGRESS, 0);
     r->u.progress.done = q->done > q->lead ? q->done - q->lead : 0;
     r->u.progress.total = q->n - q->lead;
-    q->progress_us = clock_us();
+    q->progress_us = engine_now(en);
     report_stream(en, s, r);
 }

@@ -5,7 +5,6 @@
  * session's pending one; stream indices have no hole; nothing is reserved.
  */
 #include "core.h"
-#include "clock.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,8 +94,8 @@ static struct request *request_new(struct session *s, const struct command *c, s
         .chat_after = c->u.generate.chat_after,
         .frozen_was_auto = s->frozen_auto,
         .stream_start = s->stream,
-        .start_us = clock_us(),
-        .progress_us = clock_us(),
+        .start_us = engine_now(s->m->en),
+        .progress_us = engine_now(s->m->en),
         .end_id = -1,
     };
     if (lead > 0)
@@ -188,7 +187,7 @@ static struct report *end_make(struct session *s, const struct request *q,
                                enum record_end_reason reason, const struct err *e)
 {
     struct report *r = report_new(REP_END, 0);
-    uint64_t now = clock_us();
+    uint64_t now = engine_now(s->m->en);
     r->request_id = q->request_id;
     r->u.end.reason = reason;
     r->u.end.code = e != NULL ? (uint32_t)-e->code : 0;
@@ -251,7 +250,7 @@ static void request_close(struct engine *en, struct session *s, enum record_end_
         if (q->done < q->n && evict_params(s->ev)->trigger == EVICT_ON_PREFILL_END)
             seqcache_compact(s->cache); /* gives back what was reserved */
     }
-    s->last_use_us = clock_us();
+    s->last_use_us = engine_now(en);
     struct report *r = end_make(s, q, reason, e);
     durable_end(s, r);
     if (told)

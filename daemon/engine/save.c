@@ -7,7 +7,6 @@
  * What is restored goes on as if it had never left: the next prompt evaluates its own tokens and no
  * others, and the next prune sees the same cache, the same values and the same parameters. */
 #include "core.h"
-#include "clock.h"
 #include "log.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -255,7 +254,7 @@ void restore_done(struct engine *en, struct transfer *t)
         log_info("engine.save", "%s: made by another build or on another processor",
                  t->image->path);
     s->lodging.place = PLACE_HERE;
-    s->last_use_us = clock_us();
+    s->last_use_us = engine_now(en);
     en->tier.restores++;
     queue_face(en, s);
     r->session = s->id;

@@ -7,7 +7,6 @@
  * connection that owns it (conn; 0: nobody) may put prompts to it.
  */
 #include "core.h"
-#include "clock.h"
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -224,7 +223,7 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
     s->priority = c->u.open.priority;
     s->weight = c->u.open.weight != 0 ? c->u.open.weight : 1;
     s->m = m;
-    s->last_use_us = clock_us();
+    s->last_use_us = engine_now(en);
     snprintf(s->name, sizeof s->name, "%s", c->u.open.name != NULL ? c->u.open.name : "");
     memcpy(s->client, c->u.open.client, sizeof s->client);
     s->client[sizeof s->client - 1] = '\0';
@@ -276,7 +275,7 @@ void sess_close(struct engine *en, struct session **ps)
     en->weights -= s->weight;
     s->turns->weights -= s->weight;
     share_update(en);
-    s->m->last_use_us = clock_us();
+    s->m->last_use_us = engine_now(en);
     sess_free(en, ps);
 }
 

@@ -1,6 +1,5 @@
 /* tier.c: see tier.h: which caches leave, which come back, and which commands wait meanwhile. */
 #include "core.h"
-#include "clock.h"
 #include "log.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -184,8 +183,8 @@ void tier_run(struct engine *en)
         commands_run(en, &en->tier.starved, &en->tier.starved_tail);
     }
     en->tier.freed = false;
-    spill_idle(en, clock_us());
-    keep_alive_run(en, clock_us());
+    spill_idle(en, engine_now(en));
+    keep_alive_run(en, engine_now(en));
     replays_run(en);
 }
 
@@ -232,7 +231,7 @@ void tier_came(struct engine *en, struct transfer *t)
 {
     struct session *s = t->s;
     s->lodging.place = PLACE_HERE;
-    s->last_use_us = clock_us();
+    s->last_use_us = engine_now(en);
     lodging_drop(en, s);
     en->tier.returns++;
     transfer_free(en, &t);
@@ -265,7 +264,7 @@ void tier_failed(struct engine *en, struct transfer *t, const struct err *e)
     }
     lodging_drop(en, s);
     s->lodging.place = PLACE_HERE;
-    en->tier.retry_us = clock_us() + RETRY_US;
+    en->tier.retry_us = engine_now(en) + RETRY_US;
     tier_waiting_run(en, s);
 }
 
@@ -329,7 +328,7 @@ bool tier_relieve(struct engine *en, const struct session *s, const struct uid_t
         if (en->list[i]->lodging.place == PLACE_LEAVING &&
             (scope == NULL || en->list[i]->turns == scope))
             coming += seqcache_bytes_held(en->list[i]->cache);
-    while (coming < bytes && clock_us() >= en->tier.retry_us) {
+    while (coming < bytes && engine_now(en) >= en->tier.retry_us) {
         struct session *idle = idle_oldest(en, s, scope);
         if (idle == NULL || tier_leave(en, idle, &e) < 0)
             break;

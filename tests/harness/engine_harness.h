@@ -8,8 +8,9 @@
  *     eh_stream(h, s)->ids ...                 all that the session's stream said
  *     eh_close(&h);                            checks that all bytes are back
  *
- * Stepped by hand by default: every step happens inside a call of the test. eh_start gives the
- * engine its threads; the same calls then wait. Failures are cmocka's.
+ * Stepped by hand by default: every step happens inside a call of the test and takes a microsecond,
+ * whatever the machine; eh_pass lets more go by. eh_start gives the engine its threads and the system's
+ * clock; the same calls then wait. Failures are cmocka's.
  */
 #ifndef BACKCAST_ENGINE_HARNESS_H
 #define BACKCAST_ENGINE_HARNESS_H
@@ -53,6 +54,7 @@ struct eh {
     void (*on_step)(struct eh *h); /* after every step by hand; NULL */
     void *arg;
     uint64_t steps;
+    uint64_t now_us; /* while it is stepped by hand: see eh_pass */
     uint32_t next_request;
     struct eh_stream **streams;
     uint32_t n_streams;
@@ -113,6 +115,7 @@ void eh_text(struct eh *h, uint64_t session, enum prompt_kind kind, const char *
              const struct generate_options *o);
 void eh_close_session(struct eh *h, uint64_t session);
 
+void eh_pass(struct eh *h, uint64_t us);            /* so much time goes by (by hand) */
 bool eh_step(struct eh *h);                         /* one step by hand; false: idle */
 void eh_collect(struct eh *h);                      /* takes all reports that are there */
 void eh_run(struct eh *h);                          /* until idle (by hand) */

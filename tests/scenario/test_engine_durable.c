@@ -238,7 +238,7 @@ static void snapshot_make(char dir[FOLDER_PATH], const struct eh_ask *a, int tai
     uint64_t s = eh_session(h, &durable);
     ask(h, s, 0);
     eh_run_to_end(h, s);
-    usleep(100);
+    eh_pass(h, 100);
     eh_run(h); /* it leaves */
     assert_int_equal(h->en->list[0]->lodging.place, PLACE_AWAY);
     h->en->opt.spill_after_us = 0;

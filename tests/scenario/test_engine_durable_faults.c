@@ -165,8 +165,8 @@ static bool one_fault(long at, long n, int why)
     }
     uint64_t s = r->session;
     ask(h, s, prompt, &k, what);
-    usleep(disk.syncs_only ? 31000 : 0); /* a sync is due */
-    eh_run(h);
+    eh_pass(h, KEEPER_SYNC_US);
+    eh_run(h); /* a sync is due */
     ask(h, s, prompt + 50, &k, what);
     bool reached = disk.failed > 0;
     if (reached)
@@ -222,7 +222,7 @@ static void a_failed_sync_makes_a_new_file(void **state)
         int old = open(path, O_RDONLY | O_CLOEXEC);
         struct stat was, is;
         assert_true(old >= 0 && fstat(old, &was) == 0); /* open: its number is not given again */
-        usleep(31000);
+        eh_pass(h, KEEPER_SYNC_US);
         faulty_arm(&disk, 0, n, EIO);
         assert_false(eh_step(h) && disk.failed == 0);
         eh_run(h);

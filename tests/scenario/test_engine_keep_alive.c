@@ -62,7 +62,7 @@ static void turn(struct eh *h, uint64_t s, int k)
 
 static void fall_asleep(struct eh *h)
 {
-    usleep(1000);
+    eh_pass(h, 1000);
     eh_run(h);
     assert_int_equal(weights(h), 0);
 }
@@ -124,7 +124,7 @@ static void a_model_with_nowhere_to_put_its_caches_stays(void **state)
     struct eh *h = open_with("tiny-llama.gguf", 500, 100);
     uint64_t s = eh_session(h, &(struct eh_ask){.policy = "h2o", .budget_tokens = 80});
     turn(h, s, 0);
-    usleep(1000);
+    eh_pass(h, 1000);
     eh_run(h);
     assert_true(weights(h) > 0);
     turn(h, s, 1);
@@ -231,7 +231,7 @@ static void many_wait_for_the_same_model(void **state)
         s[i] = eh_session(h, &ask);
         turn(h, s[i], i);
     }
-    usleep(2000);
+    eh_pass(h, 2000);
     eh_run(h);
     assert_int_equal(weights(h), 0);
     uint32_t r[3];

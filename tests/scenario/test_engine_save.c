@@ -451,7 +451,7 @@ static void what_is_away_can_be_saved(void **state)
     uint64_t s = eh_session(a, &asks[3]), t = eh_session(h, &asks[3]);
     turn(a, s, 0);
     turn(h, t, 0);
-    usleep(100);
+    eh_pass(h, 100);
     eh_run(h);
     assert_string_equal(stat_of(h, t)->state, "spilled");
     eh_expect(h, eh_post_save(h, t, "away"), REP_DONE);

@@ -118,7 +118,7 @@ static void away_and_back(struct setting *with, const struct eh_ask *ask)
     for (int k = 0; k < TURNS; k++) {
         turn(a, s, k);
         turn(b, t, k);
-        usleep(100);
+        eh_pass(b, 100);
         eh_run(b);
         struct engine_counts c = counts(b);
         assert_int_equal(c.spills, k + 1);
@@ -281,7 +281,7 @@ static void what_came_back_wrong_is_not_used(void **state)
     struct generate_options o = eh_greedy(NEW);
     turn(a, s, 0);
     turn(b, t, 0);
-    usleep(100);
+    eh_pass(b, 100);
     eh_run(b);
     uint64_t bytes = counts(b).disk_bytes;
     for (uint64_t at = 0; at < bytes; at += bytes / 23) {
@@ -299,7 +299,7 @@ static void what_came_back_wrong_is_not_used(void **state)
 
     /* a full disk: it stays where it is */
     f.fail_pwrite = 1;
-    usleep(100);
+    eh_pass(b, 100);
     eh_run(b);
     assert_int_equal(counts(b).disk_bytes, 0);
     assert_string_equal(state_of(b, t), "idle");
@@ -324,7 +324,7 @@ static void at_every_step_of_its_way(void **state)
             struct eh *h = eh_open("tiny-llama.gguf", apply, &host);
             uint64_t s = eh_session(h, &asks[0]);
             turn(h, s, 0);
-            usleep(100);
+            eh_pass(h, 100);
             uint32_t r = 0;
             if (steps >= 6) { /* on its way back */
                 eh_run(h);
@@ -386,7 +386,7 @@ static void neighbours_go_on_meanwhile(void **state)
     eh_ids(b, small, prompt, 20, &many);
     b->en->opt.spill_after_us = 1;
     uint32_t seen = 0, with_copy = 0;
-    usleep(100);
+    eh_pass(b, 100);
     while (counts(b).spills < BIG) {
         uint32_t before = eh_stream(b, small)->n_ids;
         eh_step(b);
