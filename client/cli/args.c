@@ -47,7 +47,7 @@ static const struct option_row options[] = {
      "read the text from FILE (-: standard input)"},
     {"raw", 0, KIND_FLAG, OPT_PROMPT, AT(raw), NULL, "no chat template: continue the text"},
     {"system", 0, KIND_STRING, OPT_PROMPT, AT(system), "TEXT", "the system message"},
-    {"quiet", 'q', KIND_FLAG, OPT_PROMPT | OPT_DEMO, AT(quiet), NULL,
+    {"quiet", 'q', KIND_FLAG, OPT_PROMPT | OPT_DEMO | OPT_BENCH, AT(quiet), NULL,
      "no prune events, no figures at the end"},
     {"budget", 'b', KIND_SIZE, OPT_SESSION, AT(budget), "SIZE",
      "hard ceiling of the session's cache: bytes (64MiB) or tokens (512t)"},
@@ -119,6 +119,10 @@ static const struct option_row options[] = {
     {"tensors", 0, KIND_FLAG, OPT_INSPECT, AT(tensors), NULL, "the tensors only"},
     {"interval", 'i', KIND_U32, OPT_TOP, AT(interval), "MS", "between two looks (default 1000)"},
     {"count", 'c', KIND_U32, OPT_TOP, AT(count), "N", "looks, then stop (default: until Ctrl-C)"},
+    {"rounds", 'r', KIND_U32, OPT_BENCH, AT(rounds), "N",
+     "a figure is the median of N measurements (default 5)"},
+    {"only", 0, KIND_STRING, OPT_BENCH, AT(only), "TEXT",
+     "the figures whose JSON key has TEXT in it"},
     {"text", 0, KIND_STRING, OPT_DEMO, AT(text_file), "FILE",
      "the long text that the demonstration reads"},
     {"json", 'j', KIND_FLAG, OPT_ALL, AT(json), NULL, "for machines: JSON, an object a line"},
@@ -341,6 +345,7 @@ int args_parse(const struct command_row *cmd, int argc, char **argv, struct args
     backcast_session_options_init(&ret->session);
     backcast_generate_options_init(&ret->generate);
     ret->interval = 1000;
+    ret->rounds = 5;
     ret->rest = argv;
     for (int i = 0; i < argc; i++) {
         if (open && strcmp(argv[i], "--") == 0) {

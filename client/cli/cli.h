@@ -34,6 +34,8 @@ struct args {
     const char *kv_memory; /* private daemon: its kv_memory */
     bool raw, quiet, no_start, force, link, special, plain, pieces, bos, keys, tensors;
     uint32_t interval, count;
+    const char *only; /* bench: the figures whose key has this in it; NULL: all */
+    uint32_t rounds;
     struct size_arg budget;
     struct backcast_session_options session;
     struct backcast_generate_options generate;
@@ -59,6 +61,7 @@ enum option_group {
     OPT_TOP = 4096,
     OPT_DEMO = 8192,
     OPT_FILE = 16384,
+    OPT_BENCH = 32768,
 };
 
 struct command_row {
@@ -144,4 +147,5 @@ int cmd_pull(struct args *a);
 int cmd_models(struct args *a);
 int cmd_doctor(struct args *a);
 int cmd_demo(struct args *a);
+int cmd_bench(struct args *a);
 #endif

@@ -47,6 +47,12 @@ static const struct command_row commands[] = {
      "Starts a private daemon, asks two questions about FILE in three sessions, and prints beside\n"
      "each pruned answer what was dropped and what the full cache says.",
      cmd_demo},
+    {"bench", OPT_MODEL | OPT_START | OPT_BENCH, 0, 0, "[options]",
+     "how fast this machine runs a model",
+     "Starts a private daemon and measures it through the library: prefill, decode, eight "
+     "sessions\n"
+     "together, and the four refreshes. Let nothing else run meanwhile. With --json: one object.",
+     cmd_bench},
 };
 
 const struct command_row *command_find(const char *name)
