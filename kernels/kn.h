@@ -265,7 +265,8 @@ struct kn_options {
                            runtime, or "launch", fails with this error */
 };
 
-/* registry.c. why (>= 160 bytes, may be NULL) says in a sentence why a backend was refused. */
+/* registry.c. why (>= 160 bytes, may be NULL) says in a sentence why a backend was refused; after KN_OK it is empty or
+ * says why a better backend or instruction set was passed over. */
 int kn_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len);
 void kn_close(struct kn **kn);
 /* The backends of this build, in order of preference; NULL past the end. */

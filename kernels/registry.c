@@ -118,14 +118,12 @@ static int open_auto(struct kn **ret, const struct kn_options *opt, char *why, s
         if (backends[i].by_name_only)
             continue;
         code = backends[i].open(ret, opt, reason, sizeof reason);
-        if (code == KN_OK)
-            break;
-        if (at < why_len) {
+        if (reason[0] != '\0' && at < why_len) {
             int n = snprintf(why + at, why_len - at, "%s%s: %s", at ? "; " : "", backends[i].name,
                              reason);
             at += n > 0 ? (size_t)n : 0;
         }
-        if (code == KN_ENOMEM)
+        if (code == KN_OK || code == KN_ENOMEM)
             break;
     }
     return code;

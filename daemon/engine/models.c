@@ -262,6 +262,8 @@ static int load_lasting(struct model_ref *m, const struct gguf *g, struct err *e
     if (rc == BC_OK && (rc = kn_open(&m->kn, &ko, why, sizeof why)) < 0)
         rc = err_set(e, rc == KN_ENOMEM ? BC_ENOMEM : BC_EUNSUPPORTED, "backend", "backend %s: %s",
                      opt->backend != NULL ? opt->backend : "auto", why);
+    else if (rc == BC_OK && why[0] != '\0')
+        log_info("engine.models", "%s %s runs the kernels: %s", m->kn->name, m->kn->isa, why);
     return rc;
 }
 

@@ -2,6 +2,7 @@
  * ops keep no state), ours for everything else. Ours run on the best instruction set that the machine has,
  * or on the one asked for. All scratch is one mapping, whose pages exist once they are touched. */
 #include "cpu.h"
+#include "amx.h"
 #include "isa.h"
 #include "kn_backends.h"
 #include "ops.h"
@@ -15,41 +16,73 @@ struct isa_choice {
     const struct matmul_kernels *mat;
     const struct attn_kernels *attn;
     const struct vec_kernels *vec;
+    bool by_name_only; /* for tests */
 };
 
 /* Best first. */
 static const struct isa_choice choices[] = {
-    {"avx512", &matmul_avx512, &attn_avx512, &vec_avx512},
-    {"avx2", &matmul_avx2, &attn_avx2, &vec_avx2},
-    {"scalar", &matmul_scalar, &attn_scalar, &vec_scalar},
+    {"amx", &matmul_amx, &attn_avx512, &vec_avx512, false},
+    {"avx512", &matmul_avx512, &attn_avx512, &vec_avx512, false},
+    {"avx2", &matmul_avx2, &attn_avx2, &vec_avx2, false},
+    {"scalar", &matmul_scalar, &attn_scalar, &vec_scalar, false},
+    {"amx-model", &matmul_amx_model, &attn_avx512, &vec_avx512, true},
 };
+#define N_CHOICES (sizeof choices / sizeof choices[0])
 
-static bool choice_runs(const struct isa_choice *i, struct cpuid_features f)
+/* why: more than "the machine lacks it", if there is more to say. */
+static bool choice_runs(const struct isa_choice *i, char *why, size_t why_len)
 {
+    struct cpuid_features f = cpuid_read();
+    if (i->mat == &matmul_scalar)
+        return true;
+    if (i->mat == &matmul_avx2)
+        return f.avx2;
     if (i->mat == &matmul_avx512)
         return f.avx512;
-    return i->mat == &matmul_avx2 ? f.avx2 : true;
+    if (i->mat == &matmul_amx && (!f.amx || !amx_permit(why, why_len)))
+        return false;
+    return f.avx512 && amx_proves(i->mat, why, why_len);
 }
 
 /* The full name ("avx512-vnni") is as good as the option. */
+static const struct isa_choice *choice_named(const char *isa)
+{
+    for (size_t i = 0; i < N_CHOICES; i++)
+        if (strcmp(isa, choices[i].option) == 0 || strcmp(isa, choices[i].mat->name) == 0)
+            return &choices[i];
+    return NULL;
+}
+
+/* isa "X": the reason; this machine has avx512, avx2, scalar */
+static void refuse(const char *isa, const char *reason, char *why, size_t why_len)
+{
+    char scrap[160];
+    const char *sep = "";
+    int n = snprintf(why, why_len, "isa \"%.40s\": %s; this machine has ", isa, reason);
+    for (size_t i = 0; i < N_CHOICES && n > 0 && (size_t)n < why_len; i++) {
+        if (choices[i].by_name_only || !choice_runs(&choices[i], scrap, sizeof scrap))
+            continue;
+        n += snprintf(why + n, why_len - (size_t)n, "%s%s", sep, choices[i].option);
+        sep = ", ";
+    }
+}
+
+/* NULL: why. A better set that was passed over although the processor has it leaves its reason in why, too. */
 static const struct isa_choice *choose(const char *isa, char *why, size_t why_len)
 {
-    struct cpuid_features f = cpuid_read();
-    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
-        const struct isa_choice *c = &choices[i];
-        bool named = isa && (strcmp(isa, c->option) == 0 || strcmp(isa, c->mat->name) == 0);
-        if (isa && !named)
-            continue;
-        if (choice_runs(c, f))
+    char reason[96] = "";
+    if (isa) {
+        const struct isa_choice *c = choice_named(isa);
+        if (!c)
+            snprintf(reason, sizeof reason, "there is no such one");
+        else if (choice_runs(c, reason, sizeof reason))
             return c;
-        if (named) {
-            snprintf(why, why_len, "this machine cannot run isa \"%s\" of backend \"cpu\"", isa);
-            return NULL;
-        }
+        refuse(isa, reason[0] ? reason : "the processor lacks it", why, why_len);
+        return NULL;
     }
-    snprintf(why, why_len, "backend \"cpu\" has no isa \"%.40s\", only avx512, avx2 and scalar",
-             isa);
-    return NULL;
+    for (size_t i = 0;; i++)
+        if (choice_runs(&choices[i], why, why_len)) /* the plain one does */
+            return &choices[i];
 }
 
 static uint32_t threads_default(void)
@@ -76,6 +109,8 @@ static void *carve(struct carver *k, size_t bytes)
 static void room_carve(struct kn_cpu *c, struct carver *k)
 {
     c->scratch = carve(k, c->kn.n_threads * sizeof *c->scratch);
+    if (c->mat->begin)
+        c->tiles = carve(k, c->kn.n_threads * sizeof *c->tiles);
     c->stage.q8 = carve(k, STAGE_Q8_BYTES);
     c->stage.floats = carve(k, STAGE_FLOAT_BYTES);
     c->lse = carve(k, 2 * LSE_SLICES * LSE_ROWS * sizeof(float));

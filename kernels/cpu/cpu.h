@@ -65,6 +65,7 @@ struct kn_cpu {
     struct team *team;
     struct slab_set slabs;
     struct cpu_scratch *scratch; /* [n_threads] */
+    struct tile_room *tiles;     /* [n_threads], or NULL */
     struct stage stage;
     float *lse;        /* [2][LSE_SLICES][LSE_ROWS] */
     float *attn_part;  /* [ATTN_PART_FLOATS] */

@@ -143,6 +143,7 @@ static void lse_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     const struct lse_job *j = ctx;
     float *logits = j->c->scratch[thread].logits;
+    products_begin(j->c, thread, j->n_rows);
     for (uint32_t i = first; i < end; i++) {
         uint32_t from = (j->first_slice + i) * LSE_SLICE;
         uint32_t n = KN_MIN((uint32_t)LSE_SLICE, j->w->rows - from);
@@ -159,6 +160,7 @@ static void lse_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
             j->c->vec->max_expsum(logits + (size_t)r * LSE_SLICE, n, &j->max[i * LSE_ROWS + r],
                                   &j->sum[i * LSE_ROWS + r]);
     }
+    products_end(j->c, thread);
 }
 
 static void lse_piece(struct kn_cpu *c, const struct kn_weight *w, uint32_t n_rows, float *ret)

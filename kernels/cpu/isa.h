@@ -7,6 +7,8 @@
 struct cpuid_features {
     bool avx2;   /* AVX2, FMA, F16C */
     bool avx512; /* F, BW, VL, DQ and VNNI */
+    bool
+        amx; /* avx512, and AMX tiles with 8-bit products; the system has yet to permit them: amx.h */
 };
 
 struct cpuid_features cpuid_read(void);

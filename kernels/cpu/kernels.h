@@ -45,6 +45,34 @@ enum cpu_form {
     FORM_BYTE_2,    /*                                       Q6_K */
 };
 
+/* What AMX's eight tiles look like to LDTILECFG. */
+#define TILES 8
+#define TILE_ROWS 16
+#define TILE_BYTES 64
+#define CPU_TILE_ROWS_MIN 8 /* rows of a row block from which a tile beats 16 outputs a row */
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16]; /* of a row */
+    uint8_t rows[16];
+};
+
+/* The tiles of amx-model. */
+struct tile_model {
+    struct tile_config config;
+    uint8_t data[TILES][TILE_ROWS][TILE_BYTES];
+    uint64_t n_dots; /* products since the configuration, for tests */
+};
+
+/* One thread's room for products by tiles. */
+struct tile_room {
+    _Alignas(64) int32_t sums[2][CPU_ROWS][CPU_LANES];
+    uint8_t codes[CPU_K_BLOCKS * 512]; /* 4-bit codes as bytes: those at codes_of */
+    const uint8_t *codes_of;
+    uint32_t n_blocks;
+    bool on; /* between begin and end */
+    struct tile_model model;
+};
+
 /* acc[r][lane] continues over n_blocks blocks: rule 3 of kn_int8.h for n_rows rows and 16 outputs.
  */
 struct q8_tile {
@@ -55,9 +83,10 @@ struct q8_tile {
     const float *d, *m;   /* [n_blocks][n_sub][16]; m only for *_MIN */
     uint32_t n_blocks;
     const struct act_block *x;
-    uint32_t row, n_rows; /* rows of x's row block; row + n_rows <= CPU_ROWS */
-    float *acc;           /* of row `row` */
-    size_t acc_stride;    /* floats from a row to the next */
+    uint32_t row, n_rows;    /* rows of x's row block; row + n_rows <= CPU_ROWS */
+    float *acc;              /* of row `row` */
+    size_t acc_stride;       /* floats from a row to the next */
+    struct tile_room *tiles; /* the thread's, or NULL */
 };
 
 /* The same over float weights: ascending k, one fma a step. */
@@ -122,13 +151,16 @@ struct rope_row {
 
 /* The tables: one of each family an instruction set; cpu.c chooses. */
 struct matmul_kernels {
-    const char *name; /* "scalar", "avx2", "avx512-vnni" */
+    const char *name; /* "scalar", "avx2", "avx512-vnni", "amx-int8", "amx-model" */
     void (*q8)(const struct q8_tile *t);
     void (*floats)(const struct float_tile *t);
     void (*scales)(const struct scale_src *s, float *d, float *m);
     /* Row `row` of the row block at blocks; halves: fill the [2] members, too. */
     void (*quantise)(const float *x, uint32_t n_blocks, struct act_block *blocks, uint32_t row,
                      bool halves);
+    /* NULL but for tiles: a thread takes them before a run of products, and gives them back. */
+    void (*begin)(struct tile_room *room);
+    void (*end)(struct tile_room *room);
 };
 
 struct attn_kernels {
@@ -164,7 +196,8 @@ struct vec_kernels {
     float (*max_abs)(const float *x, size_t n);
 };
 
-extern const struct matmul_kernels matmul_scalar, matmul_avx2, matmul_avx512;
+extern const struct matmul_kernels matmul_scalar, matmul_avx2, matmul_avx512, matmul_amx,
+    matmul_amx_model;
 extern const struct attn_kernels attn_scalar, attn_avx2, attn_avx512;
 extern const struct vec_kernels vec_scalar, vec_avx2, vec_avx512;
 #endif

@@ -65,6 +65,18 @@ void stage_fill(struct kn_cpu *c, uint32_t n_w, const struct kn_weight *const *w
         team_run(c->team, stage_rows, &j, rows, KN_MIN(rows, (uint32_t)CPU_ROWS));
 }
 
+void products_begin(struct kn_cpu *c, unsigned thread, uint32_t rows)
+{
+    if (c->tiles && rows >= CPU_TILE_ROWS_MIN)
+        c->mat->begin(&c->tiles[thread]);
+}
+
+void products_end(struct kn_cpu *c, unsigned thread)
+{
+    if (c->tiles && c->tiles[thread].on)
+        c->mat->end(&c->tiles[thread]);
+}
+
 static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
 {
     const struct kn_weight *w = d->w;
@@ -75,7 +87,8 @@ static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
                         .table = w->format->table,
                         .d = room->d,
                         .m = w->format->has_min ? room->m : NULL,
-                        .acc_stride = d->acc_stride};
+                        .acc_stride = d->acc_stride,
+                        .tiles = c->tiles ? &c->tiles[thread] : NULL};
     for (uint32_t b = 0; b < s->n_blocks; b += CPU_K_BLOCKS) {
         t.n_blocks = KN_MIN((uint32_t)CPU_K_BLOCKS, s->n_blocks - b);
         t.codes = pack_codes(w, d->group, b);
@@ -167,6 +180,7 @@ static void tile_run(const struct linear_job *j, unsigned thread, uint32_t i, st
 static void linear_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     const struct linear_job *j = ctx;
+    products_begin(j->c, thread, KN_MIN(j->part_rows, j->c->stage.rows));
     for (uint32_t item = first; item < end;) {
         uint32_t part = item / j->n_groups, group = item % j->n_groups, i = 0;
         for (; group >= j->w[i]->n_groups; i++)
@@ -181,6 +195,7 @@ static void linear_items(void *ctx, unsigned thread, uint32_t first, uint32_t en
         }
         item += d.n_groups;
     }
+    products_end(j->c, thread);
 }
 
 /* Rows staged; shares them out. */

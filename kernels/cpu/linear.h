@@ -10,6 +10,10 @@ uint32_t stage_fit(uint32_t cols);
 void stage_fill(struct kn_cpu *c, uint32_t n_w, const struct kn_weight *const *w, const float *x,
                 uint32_t rows);
 
+/* Around a thread's dot_runs over `rows` staged rows: the tiles are its own, where the instruction set has any. */
+void products_begin(struct kn_cpu *c, unsigned thread, uint32_t rows);
+void products_end(struct kn_cpu *c, unsigned thread);
+
 /* Staged rows row .. row + n_rows against groups group .. group + n_groups (<= CPU_FLOAT_GROUPS) of w. acc is
  * overwritten. */
 struct dot {

@@ -131,7 +131,7 @@ INLINE void tile_run(const struct kind k, const struct q8_tile *t)
         rows_run(k, t, r, 1);
 }
 
-static void q8_avx512(const struct q8_tile *t){KIND_SWITCH(t, tile_run)}
+void q8_avx512(const struct q8_tile *t){KIND_SWITCH(t, tile_run)}
 
 /* ---- float weights
  * ------------------------------------------------------------------------------- */
@@ -199,7 +199,7 @@ INLINE void floats_type(enum kn_type type, const struct float_tile *t)
     }
 }
 
-static void floats_avx512(const struct float_tile *t)
+void floats_avx512(const struct float_tile *t)
 {
     if (t->type == KN_F32)
         floats_type(KN_F32, t);
@@ -237,7 +237,7 @@ static void scales_super(const struct scale_src *s, float *d, float *m)
     }
 }
 
-static void scales_avx512(const struct scale_src *s, float *d, float *m)
+void scales_avx512(const struct scale_src *s, float *d, float *m)
 {
     if (s->super) {
         scales_super(s, d, m);
@@ -252,8 +252,8 @@ static void scales_avx512(const struct scale_src *s, float *d, float *m)
     }
 }
 
-static void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block *blocks,
-                            uint32_t row, bool halves)
+void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block *blocks, uint32_t row,
+                     bool halves)
 {
     const __m512i ones = _mm512_set1_epi8(1);
     for (uint32_t b = 0; b < n_blocks; b++, x += KN_INT8_BLOCK) {
@@ -285,5 +285,6 @@ static void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block 
     }
 }
 
-const struct matmul_kernels matmul_avx512 = {"avx512-vnni", q8_avx512, floats_avx512, scales_avx512,
-                                             quantise_avx512};
+const struct matmul_kernels matmul_avx512 = {"avx512-vnni", q8_avx512,       floats_avx512,
+                                             scales_avx512, quantise_avx512, NULL,
+                                             NULL};

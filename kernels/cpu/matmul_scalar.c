@@ -138,5 +138,6 @@ static void quantise_scalar(const float *x, uint32_t n_blocks, struct act_block 
     }
 }
 
-const struct matmul_kernels matmul_scalar = {"scalar", q8_scalar, floats_scalar, scales_scalar,
-                                             quantise_scalar};
+const struct matmul_kernels matmul_scalar = {"scalar",      q8_scalar,       floats_scalar,
+                                             scales_scalar, quantise_scalar, NULL,
+                                             NULL};

@@ -45,6 +45,13 @@ struct kind {
         break;                                                                                     \
     }
 
+/* Of matmul_avx512.c, for the AMX tables: what they do not do with tiles. */
+void q8_avx512(const struct q8_tile *t);
+void floats_avx512(const struct float_tile *t);
+void scales_avx512(const struct scale_src *s, float *d, float *m);
+void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block *blocks, uint32_t row,
+                     bool halves);
+
 /* The first of a kernel's rows in the present block: its codes, and act_block's arrays of one number a
  * row, shifted to it. Row r and every array are at constant distances. */
 struct act_at {

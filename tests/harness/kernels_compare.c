@@ -5,7 +5,7 @@
 /* ---- backends ---- */
 
 /* Names that an open function may know; what the machine or the backend lacks is left out. */
-static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512-vnni", "amx"};
+static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512-vnni", "amx", "amx-model"};
 
 static bool have(const struct kc_set *set, const struct kn *kn)
 {

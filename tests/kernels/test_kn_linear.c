@@ -111,6 +111,17 @@ static void check_rows(const struct kn *kn, const struct problem *p, uint32_t fi
     }
 }
 
+/* Rows first .. first + n of the problem alone: those of all 73 at once, to the bit. */
+static void check_batch(struct kn *kn, const struct problem *p, const struct kn_weight *w,
+                        uint32_t first, uint32_t n, const float *all, float *got)
+{
+    kc_linear(kn, w, &p->w, p->x + (size_t)first * p->w.cols, n, got);
+    if (kc_is_device(kn))
+        check_rows(kn, p, first, n, got);
+    else
+        kc_same(kc_name(kn), got, all + (size_t)first * p->w.rows, (size_t)n * p->w.rows);
+}
+
 /* All 73 rows at once are the backend's own truth for the bits of every smaller batch. */
 static void run_problem(struct kn *kn, const struct problem *p)
 {
@@ -124,11 +135,7 @@ static void run_problem(struct kn *kn, const struct problem *p)
     check_rows(kn, p, 0, ROWS_ALL, all);
     for (size_t i = 0; i < KC_LEN(batches); i++) {
         uint32_t n = batches[i], first = n == 64 ? 7 : n % 4;
-        kc_linear(kn, w, &p->w, p->x + (size_t)first * p->w.cols, n, got);
-        if (kc_is_device(kn))
-            check_rows(kn, p, first, n, got);
-        else
-            kc_same(kc_name(kn), got, all + (size_t)first * p->w.rows, (size_t)n * p->w.rows);
+        check_batch(kn, p, w, first, n, all, got);
     }
     kn->ops->weight_free(kn, &w);
     assert_null(w);
@@ -180,6 +187,29 @@ static void weights_in_blocks_of_256(void **state)
     for (size_t i = 0; i < kc_n_types; i++)
         if (kn_type_find(kc_types[i])->block == 256)
             every_shape(kc_types[i]);
+}
+
+/* Every batch about the borders of the kernels: 4, 8 and 16 rows, and one more. */
+static void batches_of_1_to_17(void **state)
+{
+    (void)state;
+    static const enum kn_type types[] = {KN_F16, KN_BF16, KN_Q8_0, KN_Q4_1, KN_Q6_K, KN_IQ4_XS};
+    for (size_t t = 0; t < KC_LEN(types); t++) {
+        struct problem p = problem_make(types[t], 65, 256, 31);
+        size_t n_out = (size_t)ROWS_ALL * p.w.rows;
+        float *all = malloc(n_out * sizeof *all), *got = malloc(n_out * sizeof *got);
+        assert_true(all && got);
+        for (unsigned i = 0; i < set.n; i++) {
+            struct kn_weight *w = kc_load(set.kn[i], &p.w);
+            kc_linear(set.kn[i], w, &p.w, p.x, ROWS_ALL, all);
+            for (uint32_t n = 1; n <= 17; n++)
+                check_batch(set.kn[i], &p, w, n, n, all, got);
+            set.kn[i]->ops->weight_free(set.kn[i], &w);
+        }
+        free(all);
+        free(got);
+        problem_free(&p);
+    }
 }
 
 /* Rows as long as real models have them: 16-bit sums would overflow, long sums drift. */
@@ -433,6 +463,7 @@ int main(void)
         cmocka_unit_test(float_weights),
         cmocka_unit_test(weights_in_blocks_of_32),
         cmocka_unit_test(weights_in_blocks_of_256),
+        cmocka_unit_test(batches_of_1_to_17),
         cmocka_unit_test(long_rows),
         cmocka_unit_test(extremes_do_not_saturate),
         cmocka_unit_test(several_weights_bias_and_add),

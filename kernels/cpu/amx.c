@@ -1,0 +1,122 @@
+/* amx.c: tiles before they are used. Linux hands out the 8 KiB of tile registers only on request, and few processors
+ * have them: so the machine shows that its products are right before it gets real ones. */
+#include "amx.h"
+#include "kn_assert.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define REQ_XCOMP_PERM 0x1023 /* of arch_prctl */
+#define XFEATURE_XTILEDATA 18
+
+bool amx_permit(char *why, size_t why_len)
+{
+    if (syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
+        return true;
+    snprintf(why, why_len, "the system does not give out AMX tiles: %s", strerror(errno));
+    return false;
+}
+
+/* ---- the proof --------------------------------------------------------------------------------------- */
+
+#define PROOF_BLOCKS 5 /* odd: pairs of blocks and a single one */
+
+struct proof {
+    struct tile_room tiles;
+    struct act_block x[PROOF_BLOCKS];
+    uint8_t codes[PROOF_BLOCKS * 512];
+    float d[PROOF_BLOCKS * CPU_LANES], m[PROOF_BLOCKS * CPU_LANES];
+    float got[CPU_ROWS][CPU_LANES], want[CPU_ROWS][CPU_LANES];
+};
+
+static uint32_t bits(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}
+
+static float small(uint64_t *state)
+{
+    return (float)((int)(bits(state) % 2001) - 1000) * 0x1p-12f;
+}
+
+static void proof_fill(struct proof *p)
+{
+    uint64_t state = 1;
+    for (size_t i = 0; i < sizeof p->codes; i++)
+        p->codes[i] = (uint8_t)bits(&state);
+    for (uint32_t i = 0; i < PROOF_BLOCKS * CPU_LANES; i++) {
+        p->d[i] = small(&state);
+        p->m[i] = small(&state);
+    }
+    for (struct act_block *x = p->x; x < p->x + PROOF_BLOCKS; x++)
+        for (int r = 0; r < CPU_ROWS; r++) {
+            int sum = 0;
+            for (int k = 0; k < KN_INT8_BLOCK; k++) {
+                x->a[r][k] = (int8_t)((int)(bits(&state) % 255) - 127);
+                sum += x->a[r][k];
+            }
+            x->da[r] = small(&state);
+            x->sa[r] = x->da[r] * (float)sum;
+            x->asum_neg[r] = -sum;
+        }
+}
+
+/* n rows from `row` on, by mat and by the plain kernel. */
+static bool proof_same(struct proof *p, const struct matmul_kernels *mat, struct q8_tile t)
+{
+    memset(p->got, 0, sizeof p->got);
+    memset(p->want, 0, sizeof p->want);
+    t.acc = p->want[0];
+    matmul_scalar.q8(&t);
+    t.acc = p->got[0];
+    t.tiles = &p->tiles;
+    mat->begin(&p->tiles);
+    mat->q8(&t);
+    mat->end(&p->tiles);
+    return memcmp(p->got, p->want, sizeof p->got) == 0;
+}
+
+bool amx_proves(const struct matmul_kernels *mat, char *why, size_t why_len)
+{
+    static const int8_t table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                     1,    13,   25,  38,  53,  69,  89,  113};
+    static const struct {
+        enum cpu_form form;
+        uint8_t zero;
+        bool has_min;
+    } forms[] = {{FORM_NIB, 8, false},
+                 {FORM_NIB_MIN, 0, true},
+                 {FORM_TABLE, 128, false},
+                 {FORM_BYTE, 128, false},
+                 {FORM_BYTE_MIN, 0, true}};
+    struct proof *p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
+    bool same = p != NULL;
+    if (p) {
+        memset(p, 0, sizeof *p);
+        proof_fill(p);
+    }
+    for (size_t i = 0; same && i < sizeof forms / sizeof forms[0]; i++) {
+        struct q8_tile t = {.form = forms[i].form,
+                            .zero = forms[i].zero,
+                            .table = table,
+                            .codes = p->codes,
+                            .d = p->d,
+                            .m = forms[i].has_min ? p->m : NULL,
+                            .n_blocks = PROOF_BLOCKS,
+                            .x = p->x,
+                            .n_rows = CPU_ROWS,
+                            .acc_stride = CPU_LANES};
+        same = proof_same(p, mat, t);
+        t.row = 3;
+        t.n_rows = CPU_TILE_ROWS_MIN + 1;
+        same = same && proof_same(p, mat, t);
+    }
+    free(p);
+    if (!same)
+        snprintf(why, why_len, "this machine's AMX tiles give wrong products");
+    return same;
+}

@@ -1,0 +1,172 @@
+/* Instruction sets of the cpu backend: names, the choice among them, and products by tiles.
+ *
+ * Machines with AMX are few, so the tiles here are the model of kernels/cpu/tiles.h: it computes what the processor would
+ * and aborts where the processor would fault. test_kn_linear holds isa "amx-model" (and "amx", where there is one) against
+ * the integer rule like every other set. */
+#define TILES_MODEL
+#include "kernels_compare.h"
+#include "../../kernels/cpu/amx.h"
+#include "../../kernels/cpu/isa.h"
+#include "../../kernels/cpu/tiles.h"
+
+static const char *const names[][2] = {{"amx", "amx-int8"},
+                                       {"avx512", "avx512-vnni"},
+                                       {"avx2", "avx2"},
+                                       {"scalar", "scalar"}};
+
+static struct kn *open_isa(const char *isa, char *why, size_t why_len)
+{
+    struct kn_options opt = {.backend = "cpu", .isa = isa, .threads = 1};
+    struct kn *kn = NULL;
+    int code = kn_open(&kn, &opt, why, why_len);
+    assert_int_equal(code, kn ? KN_OK : KN_EUNSUPPORTED);
+    return kn;
+}
+
+/* Every name opens, under both its names, or the error lists those that do; the best of them is taken unasked. */
+static void names_open_or_are_explained(void **state)
+{
+    (void)state;
+    char why[200], all[200];
+    const char *best = NULL;
+    bool listed[KC_LEN(names)];
+    assert_null(open_isa("z80", all, sizeof all));
+    const char *list = strstr(all, "this machine has ");
+    assert_true(strstr(all, "isa \"z80\"") && list);
+    assert_null(strstr(all, "model")); /* not for users */
+    for (size_t i = 0; i < KC_LEN(names); i++) {
+        char lower[32];
+        listed[i] = strstr(list, names[i][0]) != NULL;
+        for (int k = 0; k < 2; k++) {
+            struct kn *kn = open_isa(names[i][k], why, sizeof why);
+            assert_int_equal(kn != NULL, listed[i]);
+            if (kn) {
+                assert_string_equal(kn->isa, names[i][1]);
+                best = best ? best : names[i][1];
+                kn_close(&kn);
+                continue;
+            }
+            snprintf(lower, sizeof lower, "isa \"%s\"", names[i][k]);
+            assert_true(strstr(why, lower) && strstr(why, list));
+        }
+    }
+    assert_true(listed[KC_LEN(names) - 1]);
+    struct kn *kn = open_isa(NULL, why, sizeof why);
+    assert_non_null(kn);
+    assert_string_equal(kn->isa, best);
+    kn_close(&kn);
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------- */
+
+static void the_model_multiplies(void **state)
+{
+    (void)state;
+    static const struct tile_config shapes = {.palette = 1,
+                                              .bytes = {12, 20, 12},
+                                              .rows = {3, 3, 5}}; /* C 3x3, A 3x20, B 5x3x4 */
+    static struct tile_room room;
+    struct kc_rng r = {7};
+    int8_t a[3][20];
+    uint8_t b[5][12];
+    int32_t c[3][3], got[3][4];
+    for (size_t i = 0; i < sizeof a; i++)
+        a[i / 20][i % 20] = (int8_t)kc_bits(&r);
+    for (size_t i = 0; i < sizeof b; i++)
+        b[i / 12][i % 12] = (uint8_t)kc_bits(&r);
+    for (int i = 0; i < 9; i++)
+        c[i / 3][i % 3] = (int32_t)kc_bits(&r);
+    memset(got, 0x55, sizeof got);
+    TILE_CONFIG(&room, &shapes);
+    TILE_LOAD(&room, 0, c, 12);
+    TILE_LOAD(&room, 1, a, 20);
+    TILE_LOAD(&room, 2, b, 12);
+    TILE_DOT(&room, 0, 1, 2);
+    TILE_STORE(&room, 0, got, 16);
+    TILE_RELEASE(&room);
+    for (int i = 0; i < 3; i++) {
+        for (int o = 0; o < 3; o++) {
+            uint32_t want = (uint32_t)c[i][o];
+            for (int k = 0; k < 20; k++)
+                want += (uint32_t)(a[i][k] * b[k / 4][o * 4 + k % 4]);
+            assert_int_equal(got[i][o], (int32_t)want);
+        }
+        assert_int_equal(got[i][3], 0x55555555); /* a row of 12 bytes */
+    }
+    assert_int_equal(room.model.config.palette, 0);
+}
+
+static struct tile_room *room_new(void)
+{
+    struct tile_room *room = aligned_alloc(64, sizeof *room);
+    assert_non_null(room);
+    memset(room, 0, sizeof *room);
+    return room;
+}
+
+/* Rows that pay go through tiles, others not; without begin none does. */
+static void rows_that_pay_take_tiles(void **state)
+{
+    (void)state;
+    if (!cpuid_read().avx512)
+        skip();
+    struct tile_room *room = room_new();
+    static _Alignas(64) uint8_t codes[3 * 512];
+    static struct act_block x[3];
+    static float d[3 * CPU_LANES], acc[CPU_ROWS * CPU_LANES];
+    struct q8_tile t = {.form = FORM_BYTE,
+                        .zero = 128,
+                        .codes = codes,
+                        .d = d,
+                        .n_blocks = 3,
+                        .x = x,
+                        .acc = acc,
+                        .acc_stride = CPU_LANES,
+                        .tiles = room};
+    for (t.n_rows = 1; t.n_rows <= CPU_ROWS; t.n_rows++) {
+        matmul_amx_model.begin(room);
+        matmul_amx_model.q8(&t);
+        assert_int_equal(room->model.n_dots, t.n_rows >= CPU_TILE_ROWS_MIN ? 3 : 0);
+        matmul_amx_model.end(room);
+        matmul_amx_model.q8(&t);
+        assert_int_equal(room->model.n_dots, 0);
+    }
+    free(room);
+}
+
+/* amx_proves accepts the right kernel, on the model, and the real one where it may be used; it sees one wrong bit. */
+static float *spoilt;
+static void q8_spoilt(const struct q8_tile *t)
+{
+    matmul_amx_model.q8(t);
+    if (t->n_rows == CPU_ROWS && t->form == FORM_TABLE) {
+        spoilt = t->acc + 5 * t->acc_stride + 7;
+        *spoilt = nextafterf(*spoilt, 1e9f);
+    }
+}
+
+static void the_proof_sees_one_wrong_bit(void **state)
+{
+    (void)state;
+    char why[160] = "";
+    if (!cpuid_read().avx512)
+        skip();
+    assert_true(amx_proves(&matmul_amx_model, why, sizeof why));
+    assert_string_equal(why, "");
+    struct matmul_kernels wrong = matmul_amx_model;
+    wrong.q8 = q8_spoilt;
+    assert_false(amx_proves(&wrong, why, sizeof why));
+    assert_non_null(spoilt);
+    assert_non_null(strstr(why, "wrong products"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_open_or_are_explained),
+        cmocka_unit_test(the_model_multiplies),
+        cmocka_unit_test(rows_that_pay_take_tiles),
+        cmocka_unit_test(the_proof_sees_one_wrong_bit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
