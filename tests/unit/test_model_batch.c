@@ -6,13 +6,13 @@
 
 #define N_TOKENS 70
 
-/* Float, quantised, biased, normed heads; both cache types. */
+/* Float, quantised, biased, normed heads; every cache type. */
 static const struct {
     const char *model;
     enum kn_type kv_type;
 } models[] = {
-    {"tiny-llama.gguf", KN_F32},      {"tiny-llama-rope3.gguf", KN_F16},
-    {"tiny-qwen2.gguf", KN_F16},      {"tiny-qwen3.gguf", KN_F32},
+    {"tiny-llama.gguf", KN_F32},      {"tiny-llama-rope3.gguf", KN_BF16},
+    {"tiny-qwen2.gguf", KN_F16},      {"tiny-qwen3.gguf", KN_Q8_0},
     {"tiny-llama-q8_0.gguf", KN_F16}, {"tiny-llama-q4_0.gguf", KN_F32},
     {"tiny-llama-q4_1.gguf", KN_F16},
 };
