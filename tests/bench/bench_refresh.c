@@ -1,0 +1,279 @@
+/* bench_refresh MODEL.gguf [--threads N] [--backend NAME] [--isa NAME] [--kv-type TYPE] [--n 256,512,...] [--reps 5]
+ *
+ * What a refresh of n cached tokens costs: the four counter-causal scores (all layers or the last one, logit or log-probability) of
+ * every row, beside a prefill of the same n tokens and one decode step at depth n, all in the blocks of rows that the engine
+ * takes. CSV, a line a variant; medians.
+ *
+ *   pages   dense: slot i of the sequence is slot i of the pool, as in a session that was never pruned */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "clock.h"
+#include "gguf.h"
+#include "model.h"
+
+#define SIZES_MAX 16
+#define REPS_MAX 50u
+#define BLOCK 256u      /* rows: the engine's prefill_chunk and score_rows */
+#define LONG_US 4000000 /* what takes longer is done once more, not `reps` times */
+
+struct options {
+    const char *model, *kv_type;
+    struct kn_options kn;
+    uint32_t n[SIZES_MAX], n_sizes, reps;
+};
+
+/* A model and one sequence. */
+struct bench {
+    const struct options *o;
+    struct kn *kn;
+    struct model *m;
+    const struct model_info *info;
+    struct kn_kv kv;
+    uint32_t max, n_pages;
+    int32_t *ids, *positions;        /* [max] */
+    uint32_t *slots, *seq, *lo, *hi; /* [max] */
+    float *logits, *score;           /* [n_vocab], [max] */
+};
+
+static void die(const char *what, const char *why)
+{
+    fprintf(stderr, "bench_refresh: %s: %s\n", what, why);
+    exit(1);
+}
+
+static void check(int rc, const struct err *e)
+{
+    if (rc < 0)
+        die(e->field, e->text);
+}
+
+static int usage(void)
+{
+    fprintf(stderr, "usage: bench_refresh MODEL.gguf [--threads N] [--backend NAME] [--isa NAME]\n"
+                    "       [--kv-type TYPE] [--n 256,512,...] [--reps N]\n");
+    return 2;
+}
+
+static bool sizes_parse(struct options *o, char *list)
+{
+    o->n_sizes = 0;
+    for (char *save, *at = strtok_r(list, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
+        unsigned long n = strtoul(at, NULL, 10);
+        if (o->n_sizes == SIZES_MAX || n < 16 || n > 1u << 20)
+            return false;
+        o->n[o->n_sizes++] = (uint32_t)n;
+    }
+    return o->n_sizes > 0;
+}
+
+static bool parse(struct options *o, int argc, char **argv)
+{
+    *o = (struct options){.kn = {.backend = "cpu"},
+                          .kv_type = "f16",
+                          .n = {256, 512, 1024, 2048, 4096, 8192},
+                          .n_sizes = 6,
+                          .reps = 5};
+    for (int i = 1; i < argc; i++) {
+        const char *a = argv[i];
+        if (a[0] != '-') {
+            o->model = a;
+        } else if (i + 1 == argc) {
+            return false;
+        } else {
+            char *v = argv[++i];
+            if (strcmp(a, "--threads") == 0)
+                o->kn.threads = (uint32_t)strtoul(v, NULL, 10);
+            else if (strcmp(a, "--backend") == 0)
+                o->kn.backend = v;
+            else if (strcmp(a, "--isa") == 0)
+                o->kn.isa = v;
+            else if (strcmp(a, "--kv-type") == 0)
+                o->kv_type = v;
+            else if (strcmp(a, "--reps") == 0)
+                o->reps = (uint32_t)strtoul(v, NULL, 10);
+            else if (strcmp(a, "--n") != 0 || !sizes_parse(o, v))
+                return false;
+        }
+    }
+    return o->model && o->reps > 0 && o->reps <= REPS_MAX;
+}
+
+/* ---- the sequence ---- */
+
+static void *take(size_t n, size_t size)
+{
+    void *p = calloc(n, size);
+    if (!p)
+        die("memory", "there is not enough");
+    return p;
+}
+
+static void pages_open(struct bench *b)
+{
+    const struct kn_kv_type *type = kn_kv_type_named(b->o->kv_type);
+    char why[160] = "unknown";
+    if (!type || kn_kv_check(b->kn, type->type, b->info->head_dim, why, sizeof why) != KN_OK)
+        die(b->o->kv_type, why);
+    model_kv_shape(b->m, type->type, true, &b->kv);
+    b->n_pages = b->max / KN_PAGE_ROWS + 1;
+    if (b->kn->ops->arena_open(b->kn, b->kv.stride, b->n_pages, &b->kv.base) != KN_OK)
+        die("pages", "no addresses");
+    for (uint32_t p = 0; p < b->n_pages; p++)
+        if (b->kn->ops->arena_commit(b->kn, b->kv.base, b->kv.stride, p) != KN_OK)
+            die("pages", "no memory");
+}
+
+static void bench_open(struct bench *b, const struct options *o)
+{
+    struct gguf *g;
+    struct err e = {0};
+    char why[160] = "";
+    *b = (struct bench){.o = o};
+    for (uint32_t i = 0; i < o->n_sizes; i++)
+        b->max = BC_MAX(b->max, o->n[i] + 1);
+    if (kn_open(&b->kn, &o->kn, why, sizeof why) != KN_OK)
+        die("backend", why);
+    check(gguf_open(&g, o->model, &e), &e);
+    struct model_options mo = {.max_rows = BLOCK, .max_out = 1};
+    check(model_open(&b->m, b->kn, g, &mo, NULL, NULL, &e), &e);
+    gguf_close(&g);
+    b->info = model_info(b->m);
+    pages_open(b);
+    b->ids = take(b->max, sizeof *b->ids);
+    b->positions = take(b->max, sizeof *b->positions);
+    b->slots = take(b->max, sizeof *b->slots);
+    b->seq = take(b->max, sizeof *b->seq);
+    b->lo = take(b->max, sizeof *b->lo);
+    b->hi = take(b->max, sizeof *b->hi);
+    b->logits = take(b->info->n_vocab, sizeof *b->logits);
+    b->score = take(b->max, sizeof *b->score);
+    for (uint32_t i = 0; i < b->max; i++) {
+        b->ids[i] =
+            (int32_t)(300 + (i * 2654435761u >> 8) % BC_MIN(20000u, b->info->n_vocab - 300));
+        b->positions[i] = (int32_t)i;
+        b->slots[i] = i;
+        b->hi[i] = i + 1;
+    }
+}
+
+static void bench_close(struct bench *b)
+{
+    for (uint32_t p = 0; p < b->n_pages; p++)
+        b->kn->ops->arena_release(b->kn, b->kv.base, b->kv.stride, p);
+    b->kn->ops->arena_close(b->kn, b->kv.base, b->kv.stride, b->n_pages);
+    model_close(&b->m);
+    kn_close(&b->kn);
+    free(b->ids);
+    free(b->positions);
+    free(b->slots);
+    free(b->seq);
+    free(b->lo);
+    free(b->hi);
+    free(b->logits);
+    free(b->score);
+}
+
+/* ---- what is measured ---- */
+
+/* Rows first .. first + n - 1 go in; the last one's logits come out. */
+static void extend(struct bench *b, uint32_t first, uint32_t n)
+{
+    uint32_t last = n - 1;
+    struct err e = {0};
+    struct kn_seq seq = {&b->kv, b->slots, first + n};
+    struct kn_batch rows = {.n_rows = n,
+                            .n_seqs = 1,
+                            .ids = b->ids + first,
+                            .positions = b->positions + first,
+                            .seq = b->seq,
+                            .lo = b->lo,
+                            .hi = b->hi + first,
+                            .slots = b->slots + first,
+                            .seqs = &seq};
+    struct model_out out = {.rows = &last, .n = 1, .logits = b->logits};
+    check(model_forward(b->m, &rows, &out, &e), &e);
+}
+
+static void prefill(struct bench *b, uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += BLOCK)
+        extend(b, at, BC_MIN(BLOCK, n - at));
+}
+
+static void decode(struct bench *b, uint32_t n)
+{
+    extend(b, n, 1);
+}
+
+static void refresh(struct bench *b, uint32_t n, bool fast, bool logprob)
+{
+    struct err e = {0};
+    struct model_score job = {.seq = {&b->kv, b->slots, n},
+                              .ids = b->ids,
+                              .positions = b->positions,
+                              .fast = fast,
+                              .logprob = logprob};
+    check(model_score_rows(b->m, &job, 0, n, b->score, &e), &e);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+enum work { PREFILL = -2, DECODE = -1 }; /* else: bit 0 fast, bit 1 logprob */
+
+/* Milliseconds: the median of the repetitions; the first one of each is for the caches. */
+static double measure(struct bench *b, uint32_t n, int work, uint32_t *ret_reps)
+{
+    uint64_t us[REPS_MAX], sum = 0;
+    uint32_t i = 0;
+    for (int warm = 1; i < b->o->reps && (i < 3 || sum < LONG_US); warm = 0) {
+        uint64_t start = clock_us();
+        if (work == PREFILL)
+            prefill(b, n);
+        else if (work == DECODE)
+            decode(b, n);
+        else
+            refresh(b, n, work & 1, work & 2);
+        us[i] = clock_us() - start;
+        sum += us[i];
+        i += !warm || us[i] > LONG_US / 4;
+    }
+    qsort(us, i, sizeof *us, by_size);
+    *ret_reps = i;
+    return (double)us[i / 2] * 1e-3;
+}
+
+static void size_run(struct bench *b, uint32_t n)
+{
+    uint32_t reps;
+    double pre = measure(b, n, PREFILL, &reps), step = measure(b, n, DECODE, &reps);
+    for (int work = 0; work < 4; work++) {
+        bool fast = work & 1, logprob = work & 2;
+        double ms = measure(b, n, work, &reps);
+        printf("%s,%u,%s,%s,%s,%s,%u,%u,%.3f,%.3f,%.3f,%.3f,%.2f\n", b->kn->isa, b->kn->n_threads,
+               b->o->kv_type, b->info->name, fast ? "fast" : "full", logprob ? "logprob" : "logit",
+               n, reps, ms, pre, step, ms / pre, ms / step);
+        fflush(stdout);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct options o;
+    struct bench b;
+    if (!parse(&o, argc, argv))
+        return usage();
+    bench_open(&b, &o);
+    printf("isa,threads,kv_type,model,score,value,n,reps,refresh_ms,prefill_ms,decode_ms,"
+           "refresh_per_prefill,refresh_per_decode\n");
+    for (uint32_t i = 0; i < o.n_sizes; i++)
+        size_run(&b, o.n[i]);
+    bench_close(&b);
+    return 0;
+}
