@@ -10,9 +10,9 @@ long=0
 passed=0 failed=0
 export CTEST_OUTPUT_ON_FAILURE=1
 
-build() { # preset: builds it or stops everything
+build() { # preset [target]: builds it or stops everything
     cmake --preset "$1" >"build/$1.cmake.log" 2>&1 || { cat "build/$1.cmake.log"; echo "0 passed, 1 failed"; exit 1; }
-    cmake --build "build/$1" -j "$jobs" >"build/$1.make.log" 2>&1 ||
+    cmake --build "build/$1" -j "$jobs" ${2:+--target "$2"} >"build/$1.make.log" 2>&1 ||
         { grep -E -A8 'error|warning|undefined' "build/$1.make.log" | head -n 60; echo "0 passed, 1 failed"; exit 1; }
 }
 run() { # preset, ctest arguments: runs its tests and adds them up
@@ -41,7 +41,7 @@ if [ $long = 1 ]; then build asan-simt; run asan-simt -L 'simt|kernels'; fi
 build asan
 run asan -j "$jobs" -LE 'long|model|scenario'
 run asan -L scenario -LE 'long|model'
-build tsan
+build tsan threads_tests
 run tsan -L threads
 echo "make check took $((SECONDS - start)) s"
 echo "$passed passed, $failed failed"

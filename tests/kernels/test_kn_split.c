@@ -53,6 +53,8 @@ static void split_and_whole_give_the_same_bits(void **state)
         kc_open(&set, threads[t]);
         for (unsigned i = 0; i < set.n; i++)
             for (size_t k = 0; k < KC_LEN(cases) && kc_is_int8(set.kn[i]); k++) {
+                if (k > 0 && strcmp(set.kn[i]->isa, "scalar") == 0)
+                    continue; /* it imitates vectors one lane at a time, and shares out the same way */
                 float *to = t == 0 ? first[i][k] : got;
                 attend(set.kn[i], &c, cases[k].lo, cases[k].hi, cases[k].n_rows, to);
                 if (t > 0)

@@ -1,12 +1,13 @@
 /* The number of threads changes no bit, and a backend may be opened, used and closed any number of
  * times: the same small layer at 1, 2, 3, 5 and 8 threads, at every instruction set. Runs under
- * ThreadSanitizer, too. */
+ * ThreadSanitizer, too, in part. */
 #include "kernels_compare.h"
+#include "sanitized.h"
 #include <time.h>
 
 enum { D_MODEL = 256, N_HEADS = 6, N_KV = 2, D = 32, FF = 512, VOCAB = 777, ROWS = 70 };
 
-static const uint32_t thread_counts[] = {1, 2, 3, 5, 8};
+static const uint32_t thread_counts[] = {1, 3, 2, 5, 8};
 
 struct layer {
     struct kn_tensor q, k, v, o, gate, up, down, embed;
@@ -177,11 +178,13 @@ static void same_result(const char *what, const struct result *got, const struct
 static void bits_do_not_depend_on_threads(void **state)
 {
     (void)state;
-    static const enum kn_type types[] = {KN_Q4_1, KN_Q4_K, KN_F32, KN_BF16};
+    static const enum kn_type types[] = {KN_Q4_1, KN_F32, KN_Q4_K, KN_BF16};
+    const size_t n_types = SANITIZED ? 2 : KC_LEN(types);
+    const size_t n_counts = SANITIZED ? 2 : KC_LEN(thread_counts);
     static struct result first[KC_BACKENDS_MAX], got;
-    for (size_t t = 0; t < KC_LEN(types); t++) {
+    for (size_t t = 0; t < n_types; t++) {
         struct layer l = layer_make(types[t]);
-        for (size_t c = 0; c < KC_LEN(thread_counts); c++) {
+        for (size_t c = 0; c < n_counts; c++) {
             struct kc_set set;
             kc_open(&set, thread_counts[c]);
             for (unsigned i = 0; i < set.n; i++) {
@@ -210,11 +213,11 @@ static void bits_do_not_depend_on_threads(void **state)
 static void layers_agree_with_ref(void **state)
 {
     (void)state;
-    static const enum kn_type types[] = {KN_F32, KN_F16, KN_Q8_0, KN_Q6_K};
+    static const enum kn_type types[] = {KN_Q8_0, KN_F32, KN_F16, KN_Q6_K};
     static struct result want, got;
     struct kc_set set;
     kc_open(&set, 2);
-    for (size_t t = 0; t < KC_LEN(types); t++) {
+    for (size_t t = 0; t < (SANITIZED ? 2 : KC_LEN(types)); t++) {
         struct layer l = layer_make(types[t]);
         run(set.kn[0], &l, &want);
         float size = kc_max_abs(want.x, ROWS * D_MODEL);

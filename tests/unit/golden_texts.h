@@ -3,9 +3,10 @@
 #ifndef BACKCAST_GOLDEN_TEXTS_H
 #define BACKCAST_GOLDEN_TEXTS_H
 #include "golden_run.h"
+#include "sanitized.h"
 
 static const char *const archs[] = {"llama", "llama-rope3", "qwen2", "qwen3"};
-static const uint32_t chunks[] = {13, 1, 7, 70}; /* tokens of a pass */
+static const uint32_t chunks[] = {13, 70, 1, 7}; /* tokens of a pass */
 
 /* What the names of the goldens mean; budget and the like stand in the file. */
 static const struct form {
@@ -129,8 +130,8 @@ static inline void check_none(struct bench *b, const char *group, uint32_t chunk
     session_close(&s);
 }
 
-/* How much of it: all cases at every cut; or the few that `make check` has time for on backends that take their time:
- * one cut, and every `step`-th case. */
+/* How much of it: all cases at every cut; or what `make check` has time for: a cut or two under a sanitizer, and on
+ * backends that take their time one cut and every `step`-th case. */
 struct texts_depth {
     unsigned n_chunks, step;
 };
@@ -139,8 +140,8 @@ static const struct texts_depth texts_all = {ARRAY_LEN(chunks), 1};
 static inline struct texts_depth texts_depth_of(const struct bench *b, size_t arch)
 {
     if (!bench_is_slow(b))
-        return texts_all;
-    return (struct texts_depth){1, bench_is_gpu(b) && arch > 0 ? 6 : 1};
+        return SANITIZED ? (struct texts_depth){arch == 0 ? 2 : 1, 1} : texts_all;
+    return (struct texts_depth){1, (bench_is_gpu(b) || SANITIZED) && arch > 0 ? 6 : 1};
 }
 
 /* The texts of one file, whose cases belong to `groups`. */
