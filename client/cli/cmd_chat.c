@@ -357,8 +357,10 @@ static void talk(struct chat_ui *ui)
             interrupt_reset();
             if (rc == CLI_FAILED && !ui->tty) /* nobody is there to try again */
                 ui->exit = CLI_FAILED;
-            if (rc == CLI_FAILED && backcast_next(ui->w.c, &(struct backcast_event){0}, 0) < 0)
+            if (rc == CLI_FAILED && backcast_next(ui->w.c, &(struct backcast_event){0}, 0) < 0) {
                 ui->quit = true; /* the connection is over */
+                ui->exit = CLI_FAILED;
+            }
         }
         free(text);
     }
