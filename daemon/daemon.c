@@ -97,6 +97,7 @@ static void *loader_main(void *arg)
     struct engine_options eo = {
         .backend = c->daemon_backend,
         .isa = c->daemon_isa[0] != '\0' ? c->daemon_isa : NULL,
+        .inject = c->daemon_inject[0] != '\0' ? c->daemon_inject : NULL,
         .threads = (uint32_t)c->daemon_threads,
         .default_model = d->opt.model_path,
         .default_model_name = d->opt.model_name,
@@ -138,7 +139,7 @@ static void on_loaded(uv_async_t *handle)
     if (d->load_err.code < 0) {
         log_error("daemon", "%s: %s", d->opt.model_path, d->load_err.text);
         notify_failed(d->opt.parent_fd, d->load_err.text);
-        d->exit_code = EXIT_FAILURE;
+        d->exit_code = d->load_err.code == BC_EDEVICE ? DAEMON_EXIT_DEVICE : EXIT_FAILURE;
         daemon_stop(d, "the model could not be loaded");
         return;
     }

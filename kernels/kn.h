@@ -250,6 +250,7 @@ struct kn {
     uint32_t n_threads;
     uint32_t kv_types; /* bit 1u << enum kn_type for each type of kn_kv beside f32 and f16, which
                           every backend takes */
+    char failed[160];  /* once status is KN_EDEVICE: the first call that failed, and how */
     size_t bytes_buffers, bytes_weights, bytes_arena; /* committed now */
     size_t
         bytes_scratch; /* the backend's own work space, all its threads together; the same from open to close */
@@ -261,8 +262,8 @@ struct kn_options {
                          machine lacks it) */
     uint32_t threads; /* 0: one per online core of the affinity mask, at most 64 */
     const char *
-        inject; /* NULL; for tests of a device's failures (cuda): "CALL:NTH[:ERROR]", the nth such call of the
-                           runtime, or "launch", fails with this error */
+        inject; /* NULL; for tests of a device's failures (cuda): "CALL:NTH[:ERROR[:COUNT]]", the nth such call of
+                   the runtime, or "launch", and COUNT - 1 more after it fail with this error */
 };
 
 /* registry.c. why (>= 160 bytes, may be NULL) says in a sentence why a backend was refused; after KN_OK it is empty or

@@ -4,7 +4,9 @@
  *   kn_open("cpu")   that one or an error
  *
  * Backends that need a vendor's libraries are shared objects, so that the program starts without them. They are looked for
- * beside the program's binary and in the library folder of the installation, nowhere else, and stay open for good.
+ * beside the program's binary and in the library folder of the installation, nowhere else, and stay open for good. Those
+ * for tests are beside the program of a build or nowhere. A machine without the vendor's driver is told before anything
+ * of the vendor's is loaded: that takes time and memory.
  *
  * To add a backend: its open function in kn_backends.h and one line in the table. */
 #include "kn_backends.h"
@@ -22,7 +24,8 @@ static bool shared_at(const char *dir, const char *file, char *path, size_t path
     return n > 0 && (size_t)n < path_len && access(path, R_OK) == 0;
 }
 
-static bool shared_find(const char *file, char *path, size_t path_len)
+/* libdir NULL: beside the program only. */
+static bool shared_find(const char *file, const char *libdir, char *path, size_t path_len)
 {
     char dir[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", dir, sizeof dir - 1);
@@ -35,15 +38,16 @@ static bool shared_find(const char *file, char *path, size_t path_len)
                 return true;
         }
     }
-    return shared_at(KN_LIBDIR, file, path, path_len);
+    return libdir && shared_at(libdir, file, path, path_len);
 }
 
-static int shared_open(const char *file, struct kn **ret, const struct kn_options *opt, char *why,
-                       size_t why_len)
+static int shared_open(const char *file, const char *libdir, struct kn **ret,
+                       const struct kn_options *opt, char *why, size_t why_len)
 {
     char path[PATH_MAX];
-    if (!shared_find(file, path, sizeof path)) {
-        snprintf(why, why_len, "%s is neither beside the program nor in %s", file, KN_LIBDIR);
+    if (!shared_find(file, libdir, path, sizeof path)) {
+        snprintf(why, why_len, "%s is neither beside the program nor %s%s", file,
+                 libdir ? "in " : "anywhere else that is looked at", libdir ? libdir : "");
         return KN_EUNSUPPORTED;
     }
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -62,21 +66,27 @@ static int shared_open(const char *file, struct kn **ret, const struct kn_option
 
 static int cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
 {
-    return shared_open("libbackcast-cuda.so", ret, opt, why, why_len);
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (!driver) {
+        snprintf(why, why_len, "no usable GPU: no NVIDIA driver on this machine (libcuda.so.1)");
+        return KN_EUNSUPPORTED;
+    }
+    dlclose(driver);
+    return shared_open("libbackcast-cuda.so", KN_LIBDIR, ret, opt, why, why_len);
 }
 #endif
 
 #if defined(KN_HAVE_SIMT)
 static int simt_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
 {
-    return shared_open("libbackcast-simt.so", ret, opt, why, why_len);
+    return shared_open("libbackcast-simt.so", NULL, ret, opt, why, why_len);
 }
 #endif
 
 #if defined(KN_HAVE_SIMT_RACE)
 static int simt_race_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
 {
-    return shared_open("libbackcast-simt-race.so", ret, opt, why, why_len);
+    return shared_open("libbackcast-simt-race.so", NULL, ret, opt, why, why_len);
 }
 #endif
 
@@ -84,20 +94,21 @@ struct backend {
     const char *name;
     kn_open_fn *open;
     bool by_name_only; /* never chosen by "auto" */
+    bool has_memory;   /* of its own: "auto" goes on where it is full */
 };
 
 static const struct backend backends[] = {
 #if defined(KN_HAVE_CUDA)
-    {"cuda", cuda_open, false},
+    {"cuda", cuda_open, false, true},
 #endif
 #if defined(KN_HAVE_CPU)
-    {"cpu", kn_cpu_open, false},
+    {"cpu", kn_cpu_open, false, false},
 #endif
-    {"ref", kn_ref_open, false},
+    {"ref", kn_ref_open, false, false},
 #if defined(KN_HAVE_SIMT)
-    {"simt", simt_open, true}, /* the cuda backend's sources on a CPU, for tests */
+    {"simt", simt_open, true, true}, /* the cuda backend's sources on a CPU, for tests */
 #if defined(KN_HAVE_SIMT_RACE)
-    {"simt-race", simt_race_open, true}, /* and every access of its kernels looked at */
+    {"simt-race", simt_race_open, true, true}, /* and every access of its kernels looked at */
 #endif
 #endif
 };
@@ -123,7 +134,7 @@ static int open_auto(struct kn **ret, const struct kn_options *opt, char *why, s
                              reason);
             at += n > 0 ? (size_t)n : 0;
         }
-        if (code == KN_OK || code == KN_ENOMEM)
+        if (code == KN_OK || (code == KN_ENOMEM && !backends[i].has_memory))
             break;
     }
     return code;

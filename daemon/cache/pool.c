@@ -143,9 +143,12 @@ int pool_take(struct pool *p, uint32_t *ret_page, struct err *e)
     uint32_t page = page_next(p);
     int rc = p->kn->ops->arena_commit(p->kn, p->kv.base, p->kv.stride, page);
     if (rc == KN_EDEVICE)
-        return err_set(e, BC_EDEVICE, "", "the device failed while a cache page was allocated");
+        return err_set(e, BC_EDEVICE, "", "device %s failed while a cache page was allocated: %s",
+                       p->kn->name, p->kn->failed);
     if (rc != KN_OK)
-        return err_nomem(e, p->kv.stride);
+        return err_set(e, BC_ENOMEM, "kv_memory",
+                       "the memory of device %s is full: no page of %zu bytes fits", p->kn->name,
+                       p->kv.stride);
     page_out(p, page);
     *ret_page = page;
     return 0;

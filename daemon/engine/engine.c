@@ -104,11 +104,11 @@ void engine_fail(struct engine *en, const struct err *e)
 {
     if (en->failed)
         return;
-    en->failed = true;
     en->failure = *e;
     if (en->failure.code == BC_OK)
         en->failure.code = BC_EDEVICE;
-    log_error("engine", "nothing runs any more: %s", e->text);
+    en->failed = true; /* from here on any thread may read the failure */
+    log_debug("engine", "nothing runs any more: %s", e->text);
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         replay_stop(en->list[i]);
         if (en->list[i]->req != NULL)
@@ -116,11 +116,18 @@ void engine_fail(struct engine *en, const struct err *e)
         sess_refuse_waiters(en, en->list[i], &en->failure);
     }
     tier_refuse_all(en, &en->failure);
+    if (en->opt.wake != NULL) /* even if nobody was waiting for a reply */
+        en->opt.wake(en->opt.wake_arg);
 }
 
 bool engine_failed(const struct engine *en)
 {
     return atomic_load(&en->failed);
+}
+
+const char *engine_failure(const struct engine *en)
+{
+    return engine_failed(en) ? en->failure.text : "";
 }
 
 /* ---- opening ---- */
@@ -169,6 +176,7 @@ static int copy_options(struct engine *en, const struct engine_options *o, struc
 {
     en->opt = *o;
     en->opt.backend = copy_or_null(o->backend);
+    en->opt.inject = copy_or_null(o->inject);
     en->opt.isa = copy_or_null(o->isa);
     en->opt.default_model = copy_or_null(o->default_model);
     en->opt.default_model_name = copy_or_null(o->default_model_name);
@@ -330,6 +338,7 @@ void engine_stop(struct engine *en)
 static void free_options(struct engine *en)
 {
     free((char *)en->opt.backend);
+    free((char *)en->opt.inject);
     free((char *)en->opt.isa);
     free((char *)en->opt.default_model);
     free((char *)en->opt.default_model_name);

@@ -48,6 +48,7 @@ struct engine_limits {
 
 struct engine_options {
     const char *backend, *isa; /* kn_options */
+    const char *inject;        /* kn_options; NULL: nothing */
     uint32_t threads;
     const char *default_model;      /* path; loaded by engine_open unless NULL */
     const char *default_model_name; /* "" or NULL: the file's */
@@ -365,6 +366,7 @@ void engine_counts(const struct engine *en, struct engine_counts *ret);
 void engine_totals(struct engine *en, struct engine_counts *ret);
 /* The device failed: every request ended with END_ERROR and none is taken any more (any thread). */
 bool engine_failed(const struct engine *en);
+const char *engine_failure(const struct engine *en); /* the device's failure in a sentence, or "" */
 const char *engine_default_model(const struct engine *en);
 struct ledger *engine_ledger(const struct engine *en);
 #endif

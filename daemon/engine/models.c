@@ -252,19 +252,30 @@ static void weights_free(struct model_ref *m)
         model_close(&m->model);
 }
 
+static int backend_code(int kn_code)
+{
+    return kn_code == KN_ENOMEM ? BC_ENOMEM : kn_code == KN_EDEVICE ? BC_EDEVICE : BC_EUNSUPPORTED;
+}
+
 /* What stays: vocabulary and backend. */
 static int load_lasting(struct model_ref *m, const struct gguf *g, struct err *e)
 {
     const struct engine_options *opt = &m->en->opt;
-    struct kn_options ko = {.backend = opt->backend, .isa = opt->isa, .threads = opt->threads};
+    struct kn_options ko = {.backend = opt->backend,
+                            .isa = opt->isa,
+                            .threads = opt->threads,
+                            .inject = opt->inject};
     char why[WHY_LEN] = "";
     int rc = tok_open(&m->tok, g, e);
-    if (rc == BC_OK && (rc = kn_open(&m->kn, &ko, why, sizeof why)) < 0)
-        rc = err_set(e, rc == KN_ENOMEM ? BC_ENOMEM : BC_EUNSUPPORTED, "backend", "backend %s: %s",
-                     opt->backend != NULL ? opt->backend : "auto", why);
-    else if (rc == BC_OK && why[0] != '\0')
+    if (rc < 0)
+        return rc;
+    rc = kn_open(&m->kn, &ko, why, sizeof why);
+    if (rc < 0)
+        return err_set(e, backend_code(rc), "backend", "backend %s: %s",
+                       opt->backend != NULL ? opt->backend : "auto", why);
+    if (why[0] != '\0')
         log_info("engine.models", "%s %s runs the kernels: %s", m->kn->name, m->kn->isa, why);
-    return rc;
+    return BC_OK;
 }
 
 static int load_parts(struct model_ref *m, const struct gguf *g,
@@ -379,6 +390,8 @@ void models_take_loaded(struct engine *en)
         struct model_ref *m = done[i];
         bool again = m->again;
         m->again = false;
+        if (m->err.code == BC_EDEVICE)
+            engine_fail(en, &m->err);
         if (again && m->err.code == BC_OK)
             query_space_again(en, m);
         m->state = m->err.code == BC_OK ? MODEL_READY : MODEL_FAILED;

@@ -321,6 +321,39 @@ static bool may_keep(const struct engine *en, const struct session *s, uint64_t 
            seqcache_bytes_held(s->cache) + need <= share_reach(en, s);
 }
 
+/* A GPU's memory may be full below kv_memory: as if it were, and the asker forgets what is its own
+ * if nobody else can give. True: it will be asked again. */
+static bool device_full(struct engine *en, struct session *s, uint64_t need)
+{
+    if (ladder(en, s, need, NULL, need))
+        return true;
+    uint32_t keep = keep_of_itself(en, s);
+    if (keep == 0)
+        return false;
+    prune_start(en, s, PRUNE_PRESSURE, keep);
+    s->prune.self = true;
+    en->worked = true;
+    return true;
+}
+
+/* Takes the pages, or says how it ends. */
+static void gate_take(struct engine *en, struct batch_entry *b, uint32_t rows)
+{
+    struct session *s = b->s;
+    struct err e = {0};
+    int rc = seqcache_reserve(s->cache, rows, &e);
+    if (rc == BC_ENOMEM) {
+        relieve_now(en);
+        rc = seqcache_reserve(s->cache, rows, &e);
+    }
+    if (rc == BC_ENOMEM && device_full(en, s, bytes_needed(s, rows)))
+        b->n = 0;
+    else if (rc == BC_EDEVICE)
+        engine_fail(en, &e);
+    else if (rc < 0)
+        end_budget(en, b, &e);
+}
+
 /* Step 3: pages for the rows. */
 static void gate_pages(struct engine *en, struct batch_entry *b)
 {
@@ -349,8 +382,7 @@ static void gate_pages(struct engine *en, struct batch_entry *b)
         }
         rows = b->n = some;
     }
-    if (seqcache_reserve(s->cache, rows, &e) < 0)
-        end_budget(en, b, &e);
+    gate_take(en, b, rows);
 }
 
 /* A limit that was lowered while running: what is above it goes, in the same order. */

@@ -144,14 +144,19 @@ int transfer_describe(struct engine *en, struct transfer *t, struct err *e)
     return rc;
 }
 
-/* Sends the next blocks as far as the step, the tasks and the blocks go. */
-static void out_blocks(struct engine *en, struct transfer *t)
+/* Sends the next blocks as far as the step, the tasks and the blocks go. What a failed device gives
+ * are zeros: they must not get a sum. */
+static int out_blocks(struct engine *en, struct transfer *t, struct err *e)
 {
     uint32_t n = spill_blocks(t->sp);
     unsigned i;
     while (t->n_sent < n && (i = task_free(t)) < TRANSFER_TASKS && en->tier.step_left > 0) {
         uint8_t *to = task_bytes(t, i, t->n_sent);
+        struct kn *kn = t->s->m->kn;
         spill_block_copy(t->sp, t->n_sent, t->s->cache, to);
+        if (kn->ops->status(kn) != KN_OK)
+            return err_set(e, BC_EDEVICE, "", "device %s failed while a cache was copied: %s",
+                           kn->name, kn->failed);
         en->tier.step_left -= BC_MIN(en->tier.step_left, spill_block_bytes(t->sp, t->n_sent));
         task_push(en, t, i,
                   (struct disk_task){.what = DISK_PUT, .block = t->n_sent++, .bytes = to});
@@ -162,6 +167,7 @@ static void out_blocks(struct engine *en, struct transfer *t)
         t->phase = TRANSFER_FINISH;
         task_push(en, t, 0, (struct disk_task){.what = DISK_FINISH});
     }
+    return BC_OK;
 }
 
 /* ---- back ---- */
@@ -323,9 +329,15 @@ static void advance_out(struct engine *en, struct transfer *t)
 {
     struct session *s = t->s;
     bool was = t->still;
+    struct err e = {0};
     if (t->phase != TRANSFER_BLOCKS)
         return;
-    out_blocks(en, t);
+    int rc = out_blocks(en, t, &e);
+    if (rc < 0) {
+        transfer_fail(t, rc, &e);
+        engine_fail(en, &e);
+        return;
+    }
     if (was && !t->still && t->why == WHY_SAVE) /* its pages may change again */
         tier_waiting_run(en, s);
 }

@@ -203,7 +203,8 @@ static int rows_score(struct evict *ev, struct model *m, const struct seqcache *
     int rc = policy->score != NULL ? policy->score(ev, m, s, ret, e)
                                    : policy->score_rows(ev, m, s, rows, ret, e);
     if (rc == 0 && kn->ops->status(kn) != KN_OK)
-        rc = err_set(e, BC_EDEVICE, "", "the device failed while policy %s scored", policy->name);
+        rc = err_set(e, BC_EDEVICE, "", "device %s failed while policy %s scored: %s", kn->name,
+                     policy->name, kn->failed);
     return rc;
 }
 

@@ -80,6 +80,8 @@ static void run_streams(struct server *s)
 static void server_turn(struct server *s)
 {
     bool more = s->en != NULL && take_reports(s);
+    if (s->en != NULL && !more && engine_failed(s->en)) /* all who waited have been told */
+        server_fatal(s, engine_failure(s->en));
     if (s->resume)
         resume_conns(s);
     run_streams(s);

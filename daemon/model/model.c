@@ -229,6 +229,7 @@ int model_pass_end(struct model *m, struct pass *p, struct err *e)
 {
     m->kn->ops->batch_end(m->kn, p->b);
     if (m->kn->ops->status(m->kn) != KN_OK)
-        return err_set(e, BC_EDEVICE, "", "device %s failed during a pass", m->kn->name);
+        return err_set(e, BC_EDEVICE, "", "device %s failed during a pass: %s", m->kn->name,
+                       m->kn->failed);
     return BC_OK;
 }

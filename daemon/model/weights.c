@@ -15,17 +15,18 @@
 #define TENSOR_NAME_MAX 64
 #define PER_LAYER_MAX 16 /* matrices, and vectors, of a layer: room in the lists */
 
-static int kn_failed(struct err *e, int code, const char *name, size_t bytes)
+static int kn_failed(const struct loader *ld, int code, const char *name, size_t bytes)
 {
     switch (code) {
     case KN_ENOMEM:
-        return err_nomem(e, bytes);
+        return err_nomem(ld->e, bytes);
     case KN_EUNSUPPORTED:
-        return err_set(e, BC_EUNSUPPORTED, name, "the backend cannot run tensor %s", name);
+        return err_set(ld->e, BC_EUNSUPPORTED, name, "the backend cannot run tensor %s", name);
     case KN_EDEVICE:
-        return err_set(e, BC_EDEVICE, name, "the device failed while tensor %s was loaded", name);
+        return err_set(ld->e, BC_EDEVICE, name, "device %s failed while tensor %s was loaded: %s",
+                       ld->kn->name, name, ld->kn->failed);
     default:
-        return err_set(e, BC_EINTERNAL, name, "the backend refused tensor %s", name);
+        return err_set(ld->e, BC_EINTERNAL, name, "the backend refused tensor %s", name);
     }
 }
 
@@ -93,7 +94,7 @@ int load_matrix(struct loader *ld, uint32_t layer, const char *name, uint32_t ro
         .type = t->type, .rows = rows, .cols = cols, .data = t->data, .bytes = t->bytes};
     int rc = ld->kn->ops->weight_load(ld->kn, &src, &made);
     if (rc)
-        return kn_failed(ld->e, rc, full, t->bytes);
+        return kn_failed(ld, rc, full, t->bytes);
     bc_assert(ld->w->n_matrices < ld->w->cap);
     ld->w->matrices[ld->w->n_matrices++] = made;
     note_loaded(ld, t);
@@ -132,7 +133,7 @@ static int vector_upload(struct loader *ld, const char *name, const float *data,
 
     int rc = ld->kn->ops->buf_alloc(ld->kn, bytes, &made);
     if (rc)
-        return kn_failed(ld->e, rc, name, bytes);
+        return kn_failed(ld, rc, name, bytes);
     ld->kn->ops->upload(ld->kn, made, data, bytes);
     bc_assert(ld->w->n_vectors < ld->w->cap);
     ld->w->vectors[ld->w->n_vectors++] = (struct device_buf){made, bytes};

@@ -235,6 +235,8 @@ int cuda_arena_commit(struct kn *kn, void *base, size_t stride, uint32_t page)
     int code = c->failed == cudaSuccess ? KN_OK : KN_EDEVICE;
     kn_assert(page < a->n_pages && !(a->committed[page / 8] & bit));
     page_granules(a, page, &first, &last);
+    if (code == KN_OK)
+        code = batch_reserve(c, c->n_pages + 1);
     for (i = first; code == KN_OK && i <= last; i++) {
         struct granule *g = &a->granules[i];
         if (g->refs == 0 && !g->is_mapped) {
@@ -258,6 +260,7 @@ int cuda_arena_commit(struct kn *kn, void *base, size_t stride, uint32_t page)
         return code;
     }
     a->committed[page / 8] |= bit;
+    c->n_pages++;
     return KN_OK;
 }
 
@@ -270,6 +273,7 @@ void cuda_arena_release(struct kn *kn, void *base, size_t stride, uint32_t page)
     kn_assert(page < a->n_pages && (a->committed[page / 8] & bit));
     capture_flush(c);
     a->committed[page / 8] &= (uint8_t)~bit;
+    c->n_pages--;
     page_granules(a, page, &first, &last);
     for (uint32_t i = first; i <= last; i++)
         granule_drop(c, a, i);
@@ -283,6 +287,8 @@ static void arena_close(struct cuda *c, struct arena *a)
     while (*at != a)
         at = &(*at)->next;
     *at = a->next;
+    for (uint32_t i = 0; i < a->n_pages; i++)
+        c->n_pages -= a->committed[i / 8] >> i % 8 & 1;
     for (uint32_t i = 0; i < a->n_granules; i++) {
         if (a->granules[i].refs > 0)
             c->pub.bytes_arena -= GRANULE;

@@ -11,8 +11,8 @@
  * One thread calls. Streams: a pass runs on the stream of its kind, and a pass waits for the one before it by an event,
  * because passes share their caller's work buffers; so `stream` is where everything goes until the next batch_begin.
  *
- * The first failed call ends it: `failed` keeps its code, one line says so, ops do nothing from then on, results on the
- * host are zeros, and status() is KN_EDEVICE. Out of memory in a set-up call is KN_ENOMEM and not a failure. */
+ * The first failed call ends it: `failed` keeps its code, kn.failed says which it was, ops do nothing from then on, results
+ * on the host are zeros, and status() is KN_EDEVICE. Out of memory in a set-up call is KN_ENOMEM and not a failure. */
 #ifndef BACKCAST_CUDA_BACKEND_H
 #define BACKCAST_CUDA_BACKEND_H
 #include <stdbool.h>
@@ -243,7 +243,7 @@ struct capture {
 
 struct inject {
     char call[48]; /* the name of the call that fails; "" none */
-    unsigned nth, seen;
+    unsigned nth, seen, count;
     cudaError_t error;
 };
 
@@ -277,6 +277,7 @@ struct cuda {
     struct batch batch;
     struct capture capture;
     struct arena *arenas;
+    size_t n_pages; /* committed in all of them */
     struct releases releases;
 };
 
@@ -361,6 +362,8 @@ void weight_to_half(struct cuda *c, const struct kn_weight *w, uint32_t first, u
 /* batch.cu */
 int batch_open(struct cuda *c);
 void batch_close(struct cuda *c);
+/* Room for the slot lists of so many pages; KN_ENOMEM: as it was. */
+int batch_reserve(struct cuda *c, size_t pages);
 void cuda_batch_begin(struct kn *kn, const struct kn_batch *b);
 void cuda_batch_end(struct kn *kn, const struct kn_batch *b);
 /* The copy to the device, whole or what was added to the side since. */

@@ -60,7 +60,28 @@ void batch_close(struct cuda *c)
         cudaEventDestroy(c->batch.copied);
 }
 
-/* The pinned copy may be written, and is large enough. */
+/* More room, or what there was. */
+static int batch_grow(struct cuda *c, size_t bytes)
+{
+    struct batch *b = &c->batch;
+    struct batch old = *b;
+    size_t cap = b->cap;
+    while (cap < bytes)
+        cap *= 2;
+    capture_reset(c);
+    cuda_sync(&c->pub); /* nothing is copied from the old one any more */
+    b->in_flight = false;
+    int code = batch_alloc(c, cap);
+    if (code != KN_OK)
+        return code;
+    device_free(c, old.dev);
+    cudaFreeHost(old.host);
+    c->pub.bytes_scratch -= old.cap;
+    return KN_OK;
+}
+
+/* The pinned copy may be written, and is large enough. A pass whose slot lists are longer than all pages
+ * together (many sequences on shared pages) grows here, and there is nobody to tell that it cannot. */
 static bool batch_room(struct cuda *c, size_t bytes)
 {
     struct batch *b = &c->batch;
@@ -69,16 +90,17 @@ static bool batch_room(struct cuda *c, size_t bytes)
     b->in_flight = false;
     if (bytes <= b->cap)
         return true;
-    size_t cap = b->cap;
-    while (cap < bytes)
-        cap *= 2;
-    capture_reset(c);
-    cuda_sync(&c->pub);
-    batch_free(c);
-    if (batch_alloc(c, cap) == KN_OK)
+    if (batch_grow(c, bytes) == KN_OK)
         return true;
     cuda_ok(c, cudaErrorMemoryAllocation, "memory for a batch");
     return false;
+}
+
+int batch_reserve(struct cuda *c, size_t pages)
+{
+    size_t bytes = BATCH_BYTES / 2 + pages * KN_PAGE_ROWS * sizeof(uint32_t);
+    kn_assert(!c->batch.open);
+    return bytes <= c->batch.cap ? KN_OK : batch_grow(c, bytes);
 }
 
 /* ---- tiles ---- */

@@ -49,8 +49,8 @@ bool cuda_ok(struct cuda *c, cudaError_t e, const char *call)
         return true;
     if (c->failed == cudaSuccess) {
         c->failed = e;
-        fprintf(stderr, "%s: %s failed: %s (%d)\n", c->pub.name, call, cudaGetErrorString(e),
-                (int)e);
+        snprintf(c->pub.failed, sizeof c->pub.failed, "%.60s: %.80s (%d)", call,
+                 cudaGetErrorString(e), (int)e);
     }
     return false;
 }
@@ -60,9 +60,11 @@ bool cuda_blas_ok(struct cuda *c, cublasStatus_t s, const char *call)
     if (s == CUBLAS_STATUS_SUCCESS)
         return true;
     cudaError_t e = cudaGetLastError();
-    if (c->failed == cudaSuccess && e == cudaSuccess)
-        fprintf(stderr, "%s: %s gave status %d\n", c->pub.name, call, (int)s);
-    return cuda_ok(c, e != cudaSuccess ? e : cudaErrorUnknown, call);
+    bool first = c->failed == cudaSuccess && e == cudaSuccess;
+    cuda_ok(c, e != cudaSuccess ? e : cudaErrorUnknown, call);
+    if (first) /* cuBLAS has numbers of its own */
+        snprintf(c->pub.failed, sizeof c->pub.failed, "%.60s: status %d", call, (int)s);
+    return false;
 }
 
 bool is_done(struct cuda *c, cudaError_t e, const char *query)
@@ -77,22 +79,25 @@ bool is_done(struct cuda *c, cudaError_t e, const char *query)
 cudaError_t cuda_injected(struct cuda *c, const char *call)
 {
     struct inject *i = &c->inject;
-    if (i->nth == 0 || strcmp(i->call, call) != 0 || ++i->seen != i->nth)
+    if (i->nth == 0 || strcmp(i->call, call) != 0)
         return cudaSuccess;
-    return i->error;
+    i->seen++;
+    return i->seen >= i->nth && i->seen - i->nth < i->count ? i->error : cudaSuccess;
 }
 
-/* "CALL:NTH" or "CALL:NTH:ERROR": the nth such call of the runtime (or "launch") fails, by default as a kernel that died. */
+/* "CALL:NTH[:ERROR[:COUNT]]": COUNT such calls of the runtime (or "launch") fail from the nth on, by default one, as a
+ * kernel that died. */
 static bool inject_parse(struct inject *i, const char *text)
 {
-    unsigned nth = 0, error = cudaErrorLaunchFailure;
-    char call[sizeof i->call];
-    int n = sscanf(text, "%47[A-Za-z]:%u:%u", call, &nth, &error);
-    if (n < 2 || nth == 0 || error == 0)
+    unsigned nth = 0, error = cudaErrorLaunchFailure, count = 1;
+    char call[sizeof i->call], more;
+    int n = sscanf(text, "%47[A-Za-z]:%u:%u:%u%c", call, &nth, &error, &count, &more);
+    if (n < 2 || n > 4 || nth == 0 || error == 0 || count == 0)
         return false;
     memcpy(i->call, call, sizeof call);
     i->nth = nth;
     i->seen = 0;
+    i->count = count;
     i->error = (cudaError_t)error;
     return true;
 }
@@ -225,7 +230,7 @@ static int parts_open(struct cuda *c, size_t total, char *why, size_t why_len)
     if (code != KN_OK)
         snprintf(why, why_len, "GPU %d (%s): %s", c->device, c->pub.isa,
                  code == KN_ENOMEM ? "not enough memory for the backend's work space"
-                                   : cudaGetErrorString(c->failed));
+                                   : c->pub.failed);
     return code;
 }
 
@@ -245,7 +250,7 @@ static void parts_close(struct cuda *c)
 static int options_check(struct cuda *c, const struct kn_options *opt, char *why, size_t why_len)
 {
     if (opt->inject && !inject_parse(&c->inject, opt->inject)) {
-        snprintf(why, why_len, "inject \"%.60s\": must be CALL:NTH or CALL:NTH:ERROR", opt->inject);
+        snprintf(why, why_len, "inject \"%.60s\": must be CALL:NTH[:ERROR[:COUNT]]", opt->inject);
         return KN_EINVALID;
     }
     cudaDeviceProp p;

@@ -1,0 +1,234 @@
+/* test_shim_daemon.c: the whole daemon on the GPU's backend, run on a CPU by the shim: texts under every policy
+ * against the goldens, half-precision caches by what they keep, and every way in which a GPU lets a daemon down: it is
+ * not there, it is full, it dies. More of the same: test_shim_daemon_long.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <sys/wait.h>
+#include "kn.h"
+#include "shim_daemon.h"
+
+#define LOG_MAX 8192
+#define EXIT_DEVICE 70
+
+static void ids_make(int32_t *ids, size_t n, uint32_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        ids[i] = 3 + (int32_t)(seed >> 16) % 280;
+    }
+}
+
+/* Is there a real one? */
+static bool has_gpu(void)
+{
+    struct kn_options o = {.backend = "cuda"};
+    struct kn *kn = NULL;
+    bool there = kn_open(&kn, &o, NULL, 0) == KN_OK;
+    if (there)
+        kn_close(&kn);
+    return there;
+}
+
+static void texts_are_the_goldens(void **state)
+{
+    (void)state;
+    shim_goldens("llama", "gen");
+}
+
+/* ---- half precision ---- */
+
+static double overlap(const struct shim_answer *a, const struct shim_answer *b)
+{
+    uint32_t same = 0, k = 0;
+    assert_true(a->n_first > 0);
+    assert_int_equal(a->n_first, b->n_first);
+    for (uint32_t i = 0; i < a->n_first; i++) {
+        while (k < b->n_first && b->first[k] < a->first[i])
+            k++;
+        same += k < b->n_first && b->first[k] == a->first[i];
+    }
+    return (double)same / a->n_first;
+}
+
+/* A prompt of 96 rows goes through half-precision products here, through integers on the CPU. Kept sets differ where two
+ * scores lie within that error of each other: four rows of 48 at most. */
+static void halves_keep_what_the_cpu_keeps(void **state)
+{
+    (void)state;
+    static const char *const policies[] = {"counter_causal", "counter_causal_fast", "tova", "h2o"};
+    static struct shim_answer a[2];
+    int32_t ids[96];
+    ids_make(ids, 96, 5);
+    struct dh *d[2] = {shim_start("simt", "tiny-llama-q4_1.gguf", NULL),
+                       shim_start("cpu", "tiny-llama-q4_1.gguf", NULL)};
+    backcast *c[2] = {shim_connect(d[0]), shim_connect(d[1])};
+    for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
+        struct backcast_session_options so = answer_budget(policies[i], 64);
+        so.keep_tokens = 48;
+        so.frozen_tokens = 2;
+        so.recent_tokens = 6;
+        for (int k = 0; k < 2; k++) {
+            shim_ask(c[k], &so, ids, 96, 4, &a[k]);
+            assert_string_equal(a[k].a.reason, "length");
+        }
+        double part = overlap(&a[0], &a[1]);
+        if (part < 44.0 / 48)
+            fail_msg("%s: %.1f %% of the kept rows are the same", policies[i], 100 * part);
+        answer_free(&a[0].a);
+        answer_free(&a[1].a);
+    }
+    for (int k = 0; k < 2; k++) {
+        backcast_disconnect(&c[k]);
+        dh_stop(&d[k]);
+    }
+}
+
+/* ---- no GPU ---- */
+
+static void a_gpu_that_is_not_there_is_an_error(void **state)
+{
+    (void)state;
+    static const char *const args[] = {"--backend=cuda", "--model", TEST_VECTORS "/tiny-llama.gguf",
+                                       NULL};
+    char log[LOG_MAX];
+    if (has_gpu())
+        skip();
+    assert_int_equal(dh_start_fails(args, log, sizeof log), 1);
+    if (strstr(log, "error: daemon: ") == NULL ||
+        strstr(log, "backend cuda: no usable GPU: ") == NULL)
+        fail_msg("%s", log);
+}
+
+static void auto_says_why_it_is_not_the_gpu(void **state)
+{
+    (void)state;
+    struct dh *d = shim_start("auto", "tiny-llama.gguf", NULL);
+    if (has_gpu())
+        assert_true(dh_log_has(d, " of weights on cuda sm_"));
+    else
+        assert_true(dh_log_has(d, " runs the kernels: cuda: no usable GPU: "));
+    dh_stop(&d);
+}
+
+/* ---- a GPU that is full ---- */
+
+/* The first page of a second pool has no memory, once: that request alone ends, with the reason. */
+static void a_full_device_is_one_requests_error(void **state)
+{
+    (void)state;
+    static const char *const args[] = {"--inject=cuMemCreate:2:2:4", NULL};
+    static struct shim_answer a;
+    int32_t ids[40];
+    struct backcast_session_options plain = answer_budget("sliding_window", 128),
+                                    hidden = answer_budget("counter_causal_fast", 128);
+    ids_make(ids, 40, 9);
+    struct dh *d = shim_start("simt", "tiny-llama.gguf", args);
+    backcast *c = shim_connect(d);
+    for (int round = 0; round < 3; round++) {
+        shim_ask(c, round == 1 ? &hidden : &plain, ids, 40, 3, &a);
+        if (round == 1) {
+            assert_int_equal(a.a.code, BACKCAST_ENOMEM);
+            assert_non_null(strstr(a.a.error, "the memory of device simt is full"));
+        } else {
+            assert_string_equal(a.a.reason, "length");
+            assert_int_equal(a.a.n_ids, 3);
+        }
+        answer_free(&a.a);
+    }
+    shim_ask(c, &hidden, ids, 40, 3, &a); /* there is memory again */
+    assert_string_equal(a.a.reason, "length");
+    answer_free(&a.a);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
+/* ---- a GPU that dies ---- */
+
+static unsigned log_errors(const struct dh *d)
+{
+    char line[1200];
+    unsigned n = 0;
+    FILE *f = fopen(d->log, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f) != NULL)
+        n += strncmp(line, "error: ", 7) == 0;
+    fclose(f);
+    return n;
+}
+
+/* The requests under way end with the reason, one line says it, and the process is gone with code 70. */
+static void a_dead_device_ends_the_process(void **state)
+{
+    (void)state;
+    static const char *const injects[] = {"--inject=launch:260", "--inject=cudaMemcpyAsync:80",
+                                          "--inject=cudaStreamQuery:9:700"};
+    static const char *const says[] = {"(719)", "cudaMemcpyAsync: ", "cudaStreamQuery: "};
+    for (size_t i = 0; i < ARRAY_LEN(injects); i++) {
+        const char *args[] = {injects[i], NULL};
+        static struct shim_answer a;
+        int32_t ids[40];
+        struct backcast_session_options so = answer_budget("counter_causal", 64);
+        ids_make(ids, 40, 9);
+        struct dh *d = shim_start("simt", "tiny-llama.gguf", args);
+        backcast *c = shim_connect(d);
+        shim_ask(c, &so, ids, 40, 4000, &a);
+        assert_string_equal(a.a.reason, "error");
+        assert_int_equal(a.a.code, BACKCAST_EDEVICE);
+        assert_non_null(strstr(a.a.error, "device simt failed"));
+        answer_free(&a.a);
+        int status = dh_wait(d, 20000);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), EXIT_DEVICE);
+        assert_true(dh_log_has(d, "error: daemon: the device failed: "));
+        assert_true(dh_log_has(d, says[i]));
+        assert_int_equal(log_errors(d), 1);
+        backcast_disconnect(&c);
+        dh_free(&d);
+    }
+}
+
+static void a_device_that_dies_while_weights_load(void **state)
+{
+    (void)state;
+    static const char *const args[] = {"--backend=simt", "--inject=cudaMemcpyAsync:7", "--model",
+                                       TEST_VECTORS "/tiny-llama.gguf", NULL};
+    char log[LOG_MAX];
+    int code = dh_start_fails(args, log, sizeof log);
+    if (code != EXIT_DEVICE || strstr(log, "device simt failed while tensor ") == NULL)
+        fail_msg("%d: %s", code, log);
+}
+
+static void an_injection_that_says_nothing_is_refused(void **state)
+{
+    (void)state;
+    static const char *const args[] = {"--backend=simt", "--inject=launch", "--model",
+                                       TEST_VECTORS "/tiny-llama.gguf", NULL};
+    char log[LOG_MAX];
+    assert_int_equal(dh_start_fails(args, log, sizeof log), 1);
+    if (strstr(log, "inject \"launch\": must be ") == NULL)
+        fail_msg("%s", log);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_gpu_that_is_not_there_is_an_error),
+        cmocka_unit_test(auto_says_why_it_is_not_the_gpu),
+    };
+    const struct CMUnitTest on_shim[] = {
+        cmocka_unit_test(texts_are_the_goldens),
+        cmocka_unit_test(halves_keep_what_the_cpu_keeps),
+        cmocka_unit_test(a_full_device_is_one_requests_error),
+        cmocka_unit_test(a_dead_device_ends_the_process),
+        cmocka_unit_test(a_device_that_dies_while_weights_load),
+        cmocka_unit_test(an_injection_that_says_nothing_is_refused),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed + (shim_there() ? cmocka_run_group_tests(on_shim, NULL, NULL) : 0);
+}
