@@ -320,6 +320,13 @@ static void note_progress(struct stream *st)
     }
 }
 
+void outflow_keep(struct stream *st)
+{
+    bc_assert(st->shm.d2c == NULL);
+    while (outflow_run(st)) /* at most what one request made: a copy of 256 KiB and its reports */
+        ;
+}
+
 bool outflow_run(struct stream *st)
 {
     struct turn t = {0};

@@ -86,14 +86,10 @@ static void fd_close(int *fd)
 int shm_open_rings(struct shm *ret, uint64_t size, struct err *e)
 {
     bc_assert(ring_size_ok(size));
-    struct shm m = {.size = size,
-                    .d2c_fd = -1,
-                    .c2d_fd = -1,
-                    .c2d_bell = -1,
-                    .d2c_bell = -1,
-                    .d2c_bell_peer = -1};
+    struct shm m = SHM_NONE;
     void *map;
     int pair[2];
+    m.size = size;
     int rc = region_new("backcast-d2c", RING_REGION_BYTES(size), true, &map, &m.d2c_fd, e);
     if (rc < 0)
         goto fail;

@@ -136,18 +136,28 @@ static int charges_take(struct stream *st, uint64_t ring_size, struct err *e)
     return rc;
 }
 
-int stream_new(struct conn *c, const char *name, uint64_t ring_size, struct stream **ret,
-               struct err *e)
+/* As both kinds begin: no rings yet, nothing charged. NULL: no memory. */
+static struct stream *stream_alloc(struct server *s, uint32_t uid)
 {
     struct stream *st = calloc(1, sizeof *st);
     if (st == NULL)
-        return err_nomem(e, sizeof *st);
+        return NULL;
     st->magic = STREAM_MAGIC;
-    st->server = c->server;
-    st->uid = c->uid;
-    st->account = c->account;
+    st->server = s;
+    st->uid = uid;
     st->bell = NO_BELL;
+    st->shm = st->next_shm = SHM_NONE;
     st->out_tail = &st->out;
+    return st;
+}
+
+int stream_new(struct conn *c, const char *name, uint64_t ring_size, struct stream **ret,
+               struct err *e)
+{
+    struct stream *st = stream_alloc(c->server, c->uid);
+    if (st == NULL)
+        return err_nomem(e, sizeof *st);
+    st->account = c->account;
     memcpy(st->name, name, strlen(name) + 1);
     int rc = charges_take(st, ring_size, e);
     if (rc < 0)
@@ -188,14 +198,9 @@ fail_free:
 /* Nobody asked for it, so nobody can be refused: its charges count beyond any limit. */
 int stream_recovered(struct server *s, struct report *r, struct err *e)
 {
-    struct stream *st = calloc(1, sizeof *st);
+    struct stream *st = stream_alloc(s, r->u.recovered.info.uid);
     if (st == NULL)
         return err_nomem(e, sizeof *st);
-    st->magic = STREAM_MAGIC;
-    st->server = s;
-    st->uid = r->u.recovered.info.uid;
-    st->bell = NO_BELL;
-    st->out_tail = &st->out;
     st->ring_size = RING_BYTES_DEFAULT;
     snprintf(st->name, sizeof st->name, "%s", r->u.recovered.info.name);
     memcpy(st->token, r->u.recovered.token, sizeof st->token);
@@ -241,8 +246,10 @@ int stream_attach_begin(struct stream *st, struct conn *c, uint64_t ring_size, u
     if (st->conn != NULL || st->attaching != 0)
         return err_set(e, BC_EBUSY, "session", "session %llu has a client",
                        (unsigned long long)st->node.id);
+    outflow_keep(st); /* what an earlier daemon said may still wait to be numbered */
     if (last_seq > st->seq)
-        return err_set(e, BC_EINVALID, "last_seq", "%llu is not 0..%llu",
+        return err_set(e, BC_EINVALID, "last_seq",
+                       "record %llu is the last that was seen, but the session has made %llu",
                        (unsigned long long)last_seq, (unsigned long long)st->seq);
     int rc = quota_take(st->account, l, QUOTA_RINGS, rings, e);
     if (rc < 0)
@@ -277,7 +284,7 @@ int stream_attached(struct stream *st, struct conn *c, int ret_fds[4], struct er
     MAGIC_OK(st, STREAM_MAGIC);
     bc_assert(st->conn == NULL && st->shm.d2c == NULL && st->attaching == c->node.id);
     st->shm = st->next_shm;
-    memset(&st->next_shm, 0, sizeof st->next_shm);
+    st->next_shm = SHM_NONE;
     st->attaching = 0;
     conn_link(st, c);
     int rc = rings_start(st, ret_fds, e);

@@ -118,6 +118,8 @@ void outflow_report(struct stream *st, struct report **r); /* takes it */
 /* One turn. True: more could go out at once. < 0 of the ring: violation handled inside. */
 bool outflow_run(struct stream *st);
 void outflow_clear(struct stream *st);
+/* Of a detached session: everything that waits becomes records now, so that st->seq is the last one. */
+void outflow_keep(struct stream *st);
 
 /* ---- inflow.c */
 bool inflow_run(struct stream *st);

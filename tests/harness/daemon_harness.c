@@ -129,25 +129,49 @@ static bool ready_wait(struct dh *d)
     return false;
 }
 
-static struct dh *start_on(struct dh *d, const char *path, const char *const *args)
+static void spawn_on(struct dh *d, const char *path, const char *const *args)
 {
     const char *more[ARGS_MAX] = {"--model", path, "--threads=1"};
     size_t n = 3;
     for (; args != NULL && *args != NULL && n < ARGS_MAX - 12; args++)
         more[n++] = *args;
     spawn(d, more);
+}
+
+void dh_ready(struct dh *d)
+{
     if (!ready_wait(d)) {
         log_show(d);
         fail_msg("backcastd did not become ready");
     }
+}
+
+static struct dh *start_on(struct dh *d, const char *path, const char *const *args)
+{
+    spawn_on(d, path, args);
+    dh_ready(d);
     return d;
+}
+
+static void model_path(const char *model, char *ret, size_t size)
+{
+    snprintf(ret, size, "%s%s", strchr(model, '/') != NULL ? "" : TEST_VECTORS "/", model);
 }
 
 struct dh *dh_start(const char *model, const char *const *args)
 {
     char path[512];
-    snprintf(path, sizeof path, "%s%s", strchr(model, '/') != NULL ? "" : TEST_VECTORS "/", model);
+    model_path(model, path, sizeof path);
     return start_on(dh_new(), path, args);
+}
+
+void dh_again(struct dh *d, const char *model, const char *const *args)
+{
+    char path[512];
+    assert_int_equal(d->pid, 0);
+    close(d->parent_fd);
+    model_path(model, path, sizeof path);
+    spawn_on(d, path, args);
 }
 
 void dh_long_model(const char *path)

@@ -27,6 +27,10 @@ struct dh *dh_start(const char *model, const char *const *args);
 struct dh *dh_start_long(const char *const *args);
 void dh_long_model(const char *path); /* writes it */
 void dh_stop(struct dh **d);
+/* After dh_wait: another daemon in the place of the one that ended, on the same socket. It loads when
+ * this returns; dh_ready waits until it is ready. */
+void dh_again(struct dh *d, const char *model, const char *const *args);
+void dh_ready(struct dh *d);
 /* Started, but not waited for: returns its exit code within 20 s. For starts that must fail. */
 int dh_start_fails(const char *const *args, char *ret_log, size_t size);
 /* Waits until it has ended; its wait status. */
