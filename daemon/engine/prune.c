@@ -25,6 +25,7 @@ void prune_start(struct engine *en, struct session *s, enum record_prune_reason 
 void prune_abort(struct session *s)
 {
     evict_abort(s->ev);
+    evict_forget(s->ev); /* what it had begun to write down */
     s->prune = (struct prune){0};
 }
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 #include "clock.h"
+#include "core.h"
 #include "engine_harness.h"
 #include "records.h"
 
@@ -141,6 +142,45 @@ void eh_close(struct eh **ph)
     *ph = NULL;
 }
 
+static bool is_open(const struct eh *h, uint64_t session)
+{
+    for (uint32_t i = 0; i < h->en->n_sessions; i++)
+        if (h->en->list[i]->id == session)
+            return true;
+    return false;
+}
+
+/* Its opening was answered: with a no, if it has no session yet. */
+static bool was_answered(const struct eh *h, const struct eh_stream *s)
+{
+    for (uint32_t i = 0; i < h->n_replies; i++)
+        if (h->replies[i]->request_id == s->end.request_id)
+            return true;
+    return false;
+}
+
+void eh_tidy(struct eh *h)
+{
+    uint32_t n = 0;
+    assert_false(h->started || h->hold);
+    for (uint32_t i = 0; i < h->n_streams; i++) {
+        struct eh_stream *s = h->streams[i];
+        if (s->session != 0 ? is_open(h, s->session) : !was_answered(h, s)) {
+            h->streams[n] = s;
+            h->ports[n++] = h->ports[i];
+            continue;
+        }
+        stream_clear(s);
+        free(s->text);
+        free(s);
+        port_drop(&h->ports[i]);
+    }
+    h->n_streams = n;
+    for (uint32_t i = 0; i < h->n_replies; i++)
+        report_free(&h->replies[i]);
+    h->n_replies = 0;
+}
+
 /* ---- asking ---- */
 
 struct command *eh_command(struct eh *h, enum command_type type, uint64_t session)
@@ -208,12 +248,19 @@ uint32_t eh_post_save(struct eh *h, uint64_t session, const char *name)
     return eh_post(h, c);
 }
 
-uint32_t eh_post_restore(struct eh *h, const char *name)
+uint32_t eh_post_restore_as(struct eh *h, const char *name, uint64_t conn, uint32_t uid)
 {
     struct command *c = eh_command(h, CMD_RESTORE, 0);
+    c->conn = conn;
+    c->uid = uid;
     snprintf(c->u.restore.name, sizeof c->u.restore.name, "%s", name);
     c->u.restore.port = stream_await(h, c);
     return eh_post(h, c);
+}
+
+uint32_t eh_post_restore(struct eh *h, const char *name)
+{
+    return eh_post_restore_as(h, name, EH_CONN, EH_UID);
 }
 
 static struct eh_stream *stream_find(struct eh *h, uint64_t session, uint32_t *ret_at);

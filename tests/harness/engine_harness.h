@@ -93,6 +93,7 @@ uint32_t eh_post(struct eh *h, struct command *c); /* fills request_id and retur
 struct command *eh_command(struct eh *h, enum command_type type, uint64_t session);
 uint32_t eh_post_open(struct eh *h, const struct eh_ask *a);
 uint32_t eh_post_save(struct eh *h, uint64_t session, const char *name);
+uint32_t eh_post_restore_as(struct eh *h, const char *name, uint64_t conn, uint32_t uid);
 uint32_t eh_post_restore(struct eh *h, const char *name); /* its stream is known by the reply */
 /* A durable session of an earlier engine, attached to; 0: it was not recovered. */
 uint64_t eh_attach(struct eh *h, const char *name);
@@ -123,7 +124,9 @@ void eh_run_to_end(struct eh *h, uint64_t session); /* until the next END of thi
 struct eh_stream *eh_stream(struct eh *h, uint64_t session);
 struct session_port *eh_port(struct eh *h, uint64_t session);
 void eh_forget(struct eh *h, uint64_t session); /* empties its stream */
-void eh_release(struct eh *h);                  /* hands over what `hold` kept */
+/* Forgets all replies, and the streams of sessions that are closed: for runs of many commands. */
+void eh_tidy(struct eh *h);
+void eh_release(struct eh *h); /* hands over what `hold` kept */
 
 /* Greedy, ignore_end, n tokens: what the goldens are. */
 struct generate_options eh_greedy(uint32_t n);

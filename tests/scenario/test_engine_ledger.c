@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include "core.h"
 #include "engine_harness.h"
+#include "ledger_test.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define OWN_ALLOCATOR 0 /* the sanitizer's does not answer mallinfo2 */
@@ -39,60 +40,6 @@ static struct ledger_owner *daemon_of(struct eh *h)
 
 /* ---- sums, every step ---- */
 
-static void models_agree(const struct eh *h)
-{
-    for (const struct model_ref *m = h->en->models; m != NULL; m = m->next) {
-        if (m->state != MODEL_READY)
-            continue;
-        uint64_t tables = 0, pages = 0;
-        for (int i = 0; i < MODEL_POOLS; i++) {
-            const struct pool *p = m->pools[i];
-            if (p == NULL)
-                continue;
-            tables += pool_table_bytes(p);
-            pages += pool_pages_out(p) * pool_kv(p)->stride;
-        }
-        /* everything that the backend has given out, and what the engine has beside it */
-        const struct model_info *mi = model_info(m->model);
-        uint64_t host = m->batch.bytes + m->sampler.bytes + tables + mi->max_rows * 9 * 4;
-        assert_int_equal(ledger_own(&m->owner, LEDGER_weights) +
-                             ledger_own(&m->owner, LEDGER_scratch),
-                         m->kn->bytes_weights + m->kn->bytes_buffers + m->kn->bytes_scratch + host);
-        assert_int_equal(pages, m->kn->bytes_arena);
-        assert_int_equal(ledger_own(&m->owner, LEDGER_text), tok_bytes(m->tok));
-    }
-}
-
-static void sums_agree(struct eh *h)
-{
-    struct ledger_owner *all = daemon_of(h);
-    struct engine_counts c;
-    uint64_t kv = 0, outside = 0;
-    engine_counts(h->en, &c);
-    assert_int_equal(ledger_all(all, LEDGER_kv) + ledger_all(all, LEDGER_shared), c.kv_held);
-    assert_int_equal(ledger_all(all, LEDGER_weights), c.bytes_weights);
-    assert_int_equal(ledger_all(all, LEDGER_scratch), c.bytes_scratch);
-    for (uint32_t i = 0; i < h->en->n_sessions; i++) {
-        const struct session *s = h->en->list[i];
-        kv += ledger_own(&s->owner, LEDGER_kv);
-        assert_true(ledger_own(&s->owner, LEDGER_kv) <= seqcache_bytes_held(s->cache));
-        if (s->prune.active || s->scoring.active || s->req != NULL)
-            outside++;
-        else
-            assert_int_equal(ledger_own(&s->owner, LEDGER_refresh) +
-                                 ledger_own(&s->owner, LEDGER_prompts),
-                             0);
-    }
-    assert_int_equal(kv, ledger_all(all, LEDGER_kv));
-    if (outside == 0)
-        assert_int_equal(ledger_all(all, LEDGER_refresh) + ledger_all(all, LEDGER_prompts), 0);
-    models_agree(h);
-    uint64_t sum = 0;
-    for (unsigned i = 0; i < N_LEDGER; i++)
-        sum += ledger_all(all, (enum ledger_kind)i);
-    assert_int_equal(sum, ledger_sum(all));
-}
-
 static void blocks(struct engine_options *o, void *arg)
 {
     (void)arg;
@@ -115,7 +62,7 @@ static void every_step_of_mixed_work_adds_up(void **state)
     uint64_t at_rest = ledger_sum(all) - ledger_all(all, LEDGER_scratch);
     struct generate_options o = eh_greedy(40);
     uint64_t s[ARRAY_LEN(asks)];
-    h->on_step = sums_agree;
+    h->on_step = ledger_agrees;
     for (size_t i = 0; i < ARRAY_LEN(asks); i++)
         s[i] = eh_session(h, &asks[i]);
     for (size_t i = 0; i < ARRAY_LEN(asks); i++) {
@@ -142,7 +89,7 @@ static void every_step_of_mixed_work_adds_up(void **state)
         eh_expect(h, eh_post(h, c), REP_CLOSED);
     }
     /* what is left over is what a model keeps once a session has used it: pools' tables, queries */
-    sums_agree(h);
+    ledger_agrees(h);
     assert_int_equal(ledger_all(all, LEDGER_kv) + ledger_all(all, LEDGER_shared), 0);
     assert_int_equal(ledger_sum(all) - ledger_all(all, LEDGER_scratch), at_rest);
     eh_close(&h);
