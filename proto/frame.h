@@ -31,7 +31,8 @@
 #define FEATURE_STATS_PAGE (1ull << 0) /* HelloReply brings the stats page's fd (statpage.h) */
 #define FEATURE_ATTACH (1ull << 1)     /* named sessions outlive their connection: Attach */
 #define FEATURE_SCORES_FD (1ull << 2)  /* ScoresReply with a memfd for sessions of others */
-#define FEATURES_ALL (FEATURE_STATS_PAGE | FEATURE_ATTACH | FEATURE_SCORES_FD)
+#define FEATURE_DROPPED (1ull << 3)    /* Scores.dropped */
+#define FEATURES_ALL (FEATURE_STATS_PAGE | FEATURE_ATTACH | FEATURE_SCORES_FD | FEATURE_DROPPED)
 
 enum frame_flag { FRAME_REPLY = 1, FRAME_CRITICAL = 2, FRAME_HAS_FDS = 4 };
 

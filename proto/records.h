@@ -30,6 +30,8 @@ enum record_type {
     RECORD_CANCEL = 65,
 };
 #define RECORD_FLAG_MORE 1u /* PRUNED, SCORES: another record continues this one */
+/* END: why tokens were dropped since the last END: bits 1 << (8 + enum record_prune_reason). */
+#define RECORD_FLAG_WHY_SHIFT 8
 
 struct record_head {
     uint32_t len;
@@ -82,7 +84,12 @@ struct record_score {
     uint64_t stream;
     int32_t id, position;
     float score;    /* the policy's value; -inf: always kept */
-    uint32_t flags; /* 1 frozen, 2 recent */
+    uint32_t flags; /* enum record_score_flag */
+};
+enum record_score_flag {
+    SCORE_FROZEN = 1,
+    SCORE_RECENT = 2,
+    SCORE_DROPPED = 4, /* not cached any more: score 0; only where Scores.dropped asks for them */
 };
 struct record_lost { /* records that were overwritten before an attach */
     uint64_t first_seq, count;

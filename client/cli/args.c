@@ -117,6 +117,8 @@ static const struct option_row options[] = {
     {"special", 0, KIND_FLAG, OPT_DETOKENIZE, AT(special), NULL, "print special tokens too"},
     {"keys", 0, KIND_FLAG, OPT_INSPECT, AT(keys), NULL, "the keys only"},
     {"tensors", 0, KIND_FLAG, OPT_INSPECT, AT(tensors), NULL, "the tensors only"},
+    {"html", 0, KIND_STRING, OPT_MAP, AT(html), "FILE",
+     "write one HTML file that needs no other (-: standard output)"},
     {"interval", 'i', KIND_U32, OPT_TOP, AT(interval), "MS", "between two looks (default 1000)"},
     {"count", 'c', KIND_U32, OPT_TOP, AT(count), "N", "looks, then stop (default: until Ctrl-C)"},
     {"rounds", 'r', KIND_U32, OPT_BENCH, AT(rounds), "N",

@@ -30,6 +30,7 @@ struct args {
     const char *file;      /* -f: the prompt, or the text that goes before it */
     const char *system;    /* system message */
     const char *text_file; /* demo: the long text */
+    const char *html;      /* map: a file to write */
     const char *threads;   /* private daemon: its threads, as backcastd takes them */
     const char *kv_memory; /* private daemon: its kv_memory */
     bool raw, quiet, no_start, force, link, special, plain, pieces, bos, keys, tensors;
@@ -62,6 +63,7 @@ enum option_group {
     OPT_DEMO = 8192,
     OPT_FILE = 16384,
     OPT_BENCH = 32768,
+    OPT_MAP = 65536,
 };
 
 struct command_row {
@@ -127,6 +129,9 @@ int link_open(struct link *ret, const struct args *a, bool may_start);
 void link_close(struct link *l);
 /* The number or name of a session to its id; prints a sentence if there is none. */
 bool session_find(backcast *c, const char *text, uint64_t *ret);
+struct tok;
+/* The vocabulary of the session's model, if this user can read its file; its policy into policy[len]. */
+struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len);
 
 /* ---- the commands */
 int cmd_run(struct args *a);
@@ -140,6 +145,7 @@ int cmd_close(struct args *a);
 int cmd_save(struct args *a);
 int cmd_restore(struct args *a);
 int cmd_scores(struct args *a);
+int cmd_map(struct args *a);
 int cmd_tokenize(struct args *a);
 int cmd_detokenize(struct args *a);
 int cmd_inspect(struct args *a);

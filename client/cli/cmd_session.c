@@ -165,8 +165,7 @@ int cmd_restore(struct args *a)
     return rc;
 }
 
-/* The vocabulary of the session's model, if this user can read its file. */
-static struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
+struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
 {
     struct backcast_stats st;
     struct gguf *g = NULL;

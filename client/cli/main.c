@@ -30,6 +30,11 @@ static const struct command_row commands[] = {
      cmd_restore},
     {"scores", OPT_LINK, 1, 1, "SESSION", "each cached token with its surprise",
      "The session must be idle.", cmd_scores},
+    {"map", OPT_LINK | OPT_MAP, 1, 1, "[options] SESSION",
+     "the conversation, with what was forgotten struck out",
+     "What is kept is shaded by surprise: the stronger, the less the tokens after it predict it.\n"
+     "Without a terminal, forgotten text stands in [- -]. The session must be idle.",
+     cmd_map},
     {"pull", OPT_PULL, 0, 1, "[options] [MODEL | FILE]",
      "fetch a model (the default one), or take in a GGUF file",
      "Models lie in $XDG_DATA_HOME/backcast/models, by default ~/.local/share/backcast/models.",

@@ -152,8 +152,8 @@ static void end_tell(struct watch *w, const struct backcast_event *ev)
         snprintf(line, sizeof(line), "%s: %u tokens in%s, %u out%s, %u%s cached", ev->end.reason,
                  ev->end.tokens_in, in, ev->end.tokens_out, out, ev->end.tokens_cached, cap);
     if (ev->end.prunes > 0)
-        snprintf(line + n, sizeof(line) - (size_t)n, ", %u prunes dropped %llu", ev->end.prunes,
-                 (unsigned long long)ev->end.tokens_dropped);
+        snprintf(line + n, sizeof(line) - (size_t)n, ", %u prunes dropped %llu (%s)",
+                 ev->end.prunes, (unsigned long long)ev->end.tokens_dropped, ev->end.dropped_why);
     tell(w, line);
 }
 
@@ -224,6 +224,7 @@ void event_json(FILE *f, const struct backcast_event *ev)
         json_uint(&j, "tokens_cached", ev->end.tokens_cached);
         json_uint(&j, "prunes", ev->end.prunes);
         json_uint(&j, "tokens_dropped", ev->end.tokens_dropped);
+        json_text(&j, "dropped_why", ev->end.dropped_why);
         json_uint(&j, "prefill_micros", ev->end.prefill_micros);
         json_uint(&j, "decode_micros", ev->end.decode_micros);
     }

@@ -185,7 +185,7 @@ struct backcast_score {
     uint64_t stream;
     int32_t id, position;
     float score;
-    uint32_t flags; /* 1 frozen, 2 recent */
+    uint32_t flags; /* 1 frozen, 2 recent, 4 dropped (backcast_session_map) */
 };
 
 struct backcast_event {
@@ -235,6 +235,9 @@ struct backcast_event {
         uint32_t tokens_in, tokens_out, tokens_cached, prunes;
         uint64_t tokens_dropped, prefill_micros, decode_micros;
         int32_t end_id; /* -1: none */
+        /* prunes, tokens_dropped: since the last END; and why: "", or some of a prune's reasons,
+         * "budget, pressure" */
+        const char *dropped_why;
     } end;
 };
 /* The next event of any session of c, sessions in turn. timeout_ms -1: wait; 0: only what is there.
@@ -254,6 +257,9 @@ int backcast_session_prune(backcast_session *s,
 /* The policy's score of every cached token. *ret malloced, caller frees. Only while no request
  * runs. */
 int backcast_session_scores(backcast_session *s, struct backcast_score **ret, size_t *ret_n);
+/* The same with rows of the dropped tokens between them (flag 4, score 0), in the order of the stream;
+ * their ids are known for the newest 65,536 of it. Any policy: "none" has scores of 0. */
+int backcast_session_map(backcast_session *s, struct backcast_score **ret, size_t *ret_n);
 int backcast_session_fork(backcast_session *s,
                           backcast_session **ret); /* BACKCAST_EUNSUPPORTED so far */
 /* The session, at rest (else BACKCAST_EBUSY), as a file of the daemon's that outlives it; one of that
@@ -313,6 +319,7 @@ int backcast_close_by_id(backcast *c, uint64_t id);
 int backcast_save_by_id(backcast *c, uint64_t id, const char *name);
 /* Scores of another connection's session (same user). */
 int backcast_scores_by_id(backcast *c, uint64_t id, struct backcast_score **ret, size_t *ret_n);
+int backcast_map_by_id(backcast *c, uint64_t id, struct backcast_score **ret, size_t *ret_n);
 
 #ifdef __cplusplus
 }

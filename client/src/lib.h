@@ -116,7 +116,7 @@ struct backcast {
     unsigned n_sessions;
     unsigned char *record; /* the copy that the present event points into */
     size_t record_cap;
-    char event_policy[33], event_text[320];
+    char event_policy[33], event_text[320], event_why[64];
     struct stats_store stats;
     struct statpage *page; /* the daemon's, read-only; NULL: it sent none */
     size_t page_bytes;

@@ -90,7 +90,16 @@ static int rows_read(backcast_session *s, struct rows *r)
     return rc < 0 ? rc : r->code;
 }
 
-int backcast_session_scores(backcast_session *s, struct backcast_score **ret, size_t *ret_n)
+/* A daemon of before would send rows of what is cached, as if that were all. */
+static int dropped_check(backcast *c, bool dropped)
+{
+    if (dropped && !(c->features & FEATURE_DROPPED))
+        return fail(&c->fail, BACKCAST_EUNSUPPORTED, "",
+                    "this daemon does not tell dropped tokens");
+    return 0;
+}
+
+static int own_rows(backcast_session *s, bool dropped, struct backcast_score **ret, size_t *ret_n)
 {
     Backcast__Scores m = BACKCAST__SCORES__INIT;
     struct call call = {FRAME_SCORES, &m.base, FRAME_ACCEPTED, CALL_MS, NULL, NULL, NULL};
@@ -103,8 +112,11 @@ int backcast_session_scores(backcast_session *s, struct backcast_score **ret, si
                   (unsigned long long)s->id);
     if (rc < 0)
         return rc;
+    if ((rc = dropped_check(s->c, dropped)) < 0)
+        return rc;
     m.has_session = true;
     m.session = s->id;
+    m.has_dropped = m.dropped = dropped;
     rc = conn_call(s->c, &call);
     if (rc < 0)
         return rc;
@@ -149,7 +161,8 @@ static int rows_copy(backcast *c, int fd, size_t n, struct backcast_score **ret)
     return 0;
 }
 
-int backcast_scores_by_id(backcast *c, uint64_t id, struct backcast_score **ret, size_t *ret_n)
+static int rows_by_id(backcast *c, uint64_t id, bool dropped, struct backcast_score **ret,
+                      size_t *ret_n)
 {
     Backcast__Scores m = BACKCAST__SCORES__INIT;
     ProtobufCMessage *reply = NULL;
@@ -159,10 +172,14 @@ int backcast_scores_by_id(backcast *c, uint64_t id, struct backcast_score **ret,
     fail_clear(c);
     for (backcast_session *s = c->sessions; s != NULL; s = s->next)
         if (s->id == id && s->dead == 0)
-            return backcast_session_scores(s, ret, ret_n);
+            return own_rows(s, dropped, ret, ret_n);
+    int rc = dropped_check(c, dropped);
+    if (rc < 0)
+        return rc;
     m.has_session = true;
     m.session = id;
-    int rc = conn_call(c, &call);
+    m.has_dropped = m.dropped = dropped;
+    rc = conn_call(c, &call);
     if (rc < 0)
         return rc;
     size_t n = ((const Backcast__ScoresReply *)reply)->n_rows;
@@ -174,4 +191,24 @@ int backcast_scores_by_id(backcast *c, uint64_t id, struct backcast_score **ret,
     if (rc == 0)
         *ret_n = n;
     return rc;
+}
+
+int backcast_session_scores(backcast_session *s, struct backcast_score **ret, size_t *ret_n)
+{
+    return own_rows(s, false, ret, ret_n);
+}
+
+int backcast_session_map(backcast_session *s, struct backcast_score **ret, size_t *ret_n)
+{
+    return own_rows(s, true, ret, ret_n);
+}
+
+int backcast_scores_by_id(backcast *c, uint64_t id, struct backcast_score **ret, size_t *ret_n)
+{
+    return rows_by_id(c, id, false, ret, ret_n);
+}
+
+int backcast_map_by_id(backcast *c, uint64_t id, struct backcast_score **ret, size_t *ret_n)
+{
+    return rows_by_id(c, id, true, ret, ret_n);
 }

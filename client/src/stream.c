@@ -211,9 +211,11 @@ static int ranges_gather(backcast_session *s, const struct backcast_range *r, si
     return 0;
 }
 
+static const char *const prune_reasons[] = {"budget", "prefill_end", "asked", "shrunk", "pressure"};
+#define N_PRUNE_REASONS (sizeof(prune_reasons) / sizeof(*prune_reasons))
+
 static int pruned_event(backcast_session *s, const struct record_head *h, struct backcast_event *ev)
 {
-    static const char *const reasons[] = {"budget", "prefill_end", "asked", "shrunk", "pressure"};
     backcast *c = s->c;
     struct record_pruned p;
 
@@ -243,7 +245,7 @@ static int pruned_event(backcast_session *s, const struct record_head *h, struct
     ev->pruned.tokens_before = p.tokens_before;
     ev->pruned.tokens_after = p.tokens_after;
     ev->pruned.policy = c->event_policy;
-    ev->pruned.reason = p.reason < sizeof(reasons) / sizeof(*reasons) ? reasons[p.reason] : "";
+    ev->pruned.reason = p.reason < N_PRUNE_REASONS ? prune_reasons[p.reason] : "";
     s->n_ranges = 0; /* the array stays until the next split one */
     return 1;
 }
@@ -267,8 +269,22 @@ static int scores_event(backcast_session *s, uint32_t len, struct backcast_event
     return 1;
 }
 
-static int end_event(backcast_session *s, uint32_t len, struct backcast_event *ev)
+/* Bits of a record's flags as words. */
+static const char *why_text(backcast *c, uint16_t flags)
 {
+    size_t n = 0;
+
+    c->event_why[0] = '\0';
+    for (size_t i = 0; i < N_PRUNE_REASONS; i++)
+        if (flags & 1u << (RECORD_FLAG_WHY_SHIFT + i))
+            n += (size_t)snprintf(c->event_why + n, sizeof(c->event_why) - n, "%s%s",
+                                  n > 0 ? ", " : "", prune_reasons[i]);
+    return c->event_why;
+}
+
+static int end_event(backcast_session *s, const struct record_head *h, struct backcast_event *ev)
+{
+    uint32_t len = h->len;
     static const char *const reasons[] = {"stop",    "length", "cancelled", "stalled", "budget",
                                           "context", "error",  "scores",    "retry"};
     backcast *c = s->c;
@@ -290,6 +306,7 @@ static int end_event(backcast_session *s, uint32_t len, struct backcast_event *e
     ev->end.tokens_cached = e.tokens_cached;
     ev->end.prunes = e.prunes;
     ev->end.tokens_dropped = e.tokens_dropped;
+    ev->end.dropped_why = why_text(c, h->flags);
     ev->end.prefill_micros = e.prefill_micros;
     ev->end.decode_micros = e.decode_micros;
     ev->end.end_id = e.end_id > INT32_MAX ? -1 : (int32_t)e.end_id;
@@ -323,7 +340,7 @@ int stream_event(backcast_session *s, const struct record_head *h, struct backca
         ev->lost.count = lost.count;
         return 1;
     case RECORD_END:
-        return end_event(s, h->len, ev);
+        return end_event(s, h, ev);
     default: /* of a later version: nothing that this one promises is in it */
         return 0;
     }
@@ -341,6 +358,7 @@ static void end_make(backcast_session *s, struct backcast_event *ev)
     ev->seq = s->last_seq;
     ev->end.reason = "error";
     ev->end.text = s->c->event_text;
+    ev->end.dropped_why = "";
     ev->end.code = s->dead;
     ev->end.end_id = -1;
     s->busy = s->end_owed = false;

@@ -36,6 +36,7 @@
 #define SCORES_REPORTS_STEP 16
 /* What every session has beside its pages, arrays of its policy and prompt. */
 #define SESSION_STATE_BYTES (sizeof(struct session) + SAMPLER_REPEAT_MAX * sizeof(int32_t))
+#define HISTORY_MAX 65536u  /* newest ids of a session, for those who ask what was forgotten */
 #define RECHECK_US 1000000u /* parked sessions are looked at again at least this often */
 #define PROGRESS_US 900000u
 
@@ -91,8 +92,11 @@ struct scoring {
     bool active, reply;
     uint64_t conn;
     uint32_t request_id;
-    float *value; /* [n] */
+    float *value; /* [n] of what is cached */
     uint32_t n, done;
+    struct report_score *row; /* [total] with what was dropped, if that was asked */
+    uint32_t total;
+    bool made; /* the rows */
 };
 
 /* Turns of one uid: sessions of one user share its turn. */
@@ -146,7 +150,10 @@ struct session {
     bool has_pending;
     int32_t pending; /* sampled, not evaluated yet */
     enum chat_state chat_state;
-    int32_t *recent; /* [SAMPLER_REPEAT_MAX] ring: token of stream index i at i % MAX */
+    int32_t *recent; /* [n_recent] ring: token of stream index i at i % n_recent, dropped or not */
+    uint32_t
+        n_recent; /* a power of two, SAMPLER_REPEAT_MAX to HISTORY_MAX: it grows with the stream */
+    uint64_t recent_from; /* ids before this index are not known any more */
 
     struct request *req;
     struct prune prune;
@@ -157,6 +164,7 @@ struct session {
 
     uint64_t prunes, dropped, tokens_in, tokens_out, prune_micros, last_use_us;
     uint64_t prunes_at_end, dropped_at_end;
+    uint32_t dropped_why; /* since the last END: bits 1 << enum record_prune_reason */
 };
 
 enum turn_kind { TURN_DECODE, TURN_PREFILL };
@@ -398,6 +406,8 @@ struct session *sess_named(struct engine *en, uint32_t uid, const char *name);
 bool sess_parked(const struct session *s);
 uint32_t sess_tokens(const struct session *s); /* cached, wherever the cache is */
 void sess_append(struct session *s, const int32_t *ids, uint32_t n); /* cache, stream, ring */
+/* Room in the ring for ids up to a stream index, as far as there is memory; ids stay. */
+void sess_remember(struct session *s, uint64_t stream);
 void sess_info(struct engine *en, struct session *s, struct report_session *ret);
 
 /* request.c */

@@ -205,6 +205,9 @@ struct command {
             uint32_t tokens, keep;
         } budget; /* CMD_PRUNE uses keep */
         struct {
+            bool dropped; /* rows of what was dropped, too */
+        } scores;
+        struct {
             char *path;
         } load;
         struct {
@@ -318,6 +321,7 @@ struct report {
         struct {
             uint32_t reason, code, tokens_in, tokens_out, tokens_cached, prunes, end_id;
             uint64_t tokens_dropped, prefill_us, decode_us;
+            uint32_t dropped_why; /* since the last END: bits 1 << enum record_prune_reason */
             enum chat_state chat; /* where the conversation stands now */
             char text[256];
         } end;

@@ -17,7 +17,7 @@ static uint32_t recent_tokens(const struct session *s, uint32_t n, int32_t *ret)
 {
     n = (uint32_t)BC_MIN(BC_MIN((uint64_t)n, s->stream), (uint64_t)SAMPLER_REPEAT_MAX);
     for (uint32_t i = 0; i < n; i++)
-        ret[i] = s->recent[(s->stream - 1 - i) % SAMPLER_REPEAT_MAX];
+        ret[i] = s->recent[(s->stream - 1 - i) % s->n_recent];
     return n;
 }
 

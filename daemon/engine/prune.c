@@ -80,6 +80,7 @@ static void prune_done(struct engine *en, struct session *s, const struct evict_
     share_update(en);
     s->prunes++;
     s->dropped += dropped;
+    s->dropped_why |= 1u << job.reason;
     s->prune_micros += rec->micros;
     log_debug("engine.prune", "session %llu: %s %u -> %u tokens, %llu us",
               (unsigned long long)s->id, rec->policy->name, rec->tokens_before, rec->tokens_after,

@@ -172,6 +172,7 @@ static void replay_done(struct engine *en, struct session *s)
     s->prune_micros = end->prune_micros;
     s->prunes_at_end = end->prunes_at_end;
     s->dropped_at_end = end->dropped_at_end;
+    s->dropped_why = end->dropped_why;
     s->replay = NULL;
     s->lodging.place = PLACE_HERE;
     s->last_use_us = engine_now(en);

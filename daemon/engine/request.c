@@ -196,6 +196,7 @@ static struct report *end_make(struct session *s, const struct request *q,
     r->u.end.tokens_cached = seqcache_count(s->cache);
     r->u.end.prunes = (uint32_t)(s->prunes - s->prunes_at_end);
     r->u.end.tokens_dropped = s->dropped - s->dropped_at_end;
+    r->u.end.dropped_why = s->dropped_why;
     r->u.end.end_id = q->end_id >= 0 ? (uint32_t)q->end_id : UINT32_MAX;
     r->u.end.prefill_us = (q->decode_us != 0 ? q->decode_us : now) - q->start_us;
     r->u.end.decode_us = q->decode_us != 0 ? now - q->decode_us : 0;
@@ -207,6 +208,7 @@ static struct report *end_make(struct session *s, const struct request *q,
                  e->text);
     s->prunes_at_end = s->prunes;
     s->dropped_at_end = s->dropped;
+    s->dropped_why = 0;
     return r;
 }
 

@@ -1,4 +1,5 @@
-/* scores.c: the policy's value of every cached token, for whoever asks.
+/* scores.c: the policy's value of every cached token, for whoever asks; on request with rows of the
+ * dropped ones between them, as far back as their ids are known.
  *
  *   own connection:  ACCEPTED, then REP_SCORES reports, then END(scores): a request like any other
  *   another one:     REP_SCORES_REPLY with all rows
@@ -11,43 +12,63 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t value_bytes(uint32_t n)
+static uint64_t job_bytes(uint32_t n, uint32_t total)
 {
-    return (n + (uint64_t)1) * sizeof(float);
+    return (n + (uint64_t)1) * sizeof(float) + total * (uint64_t)sizeof(struct report_score);
 }
 
 void scores_abort(struct session *s)
 {
     if (s->scoring.value != NULL)
-        ledger_credit(&s->owner, LEDGER_refresh, value_bytes(s->scoring.n));
+        ledger_credit(&s->owner, LEDGER_refresh, job_bytes(s->scoring.n, s->scoring.total));
     free(s->scoring.value);
+    free(s->scoring.row);
     s->scoring = (struct scoring){0};
+}
+
+/* Dropped tokens whose ids are known: those of the ring that are not cached. */
+static uint64_t known_first(const struct session *s)
+{
+    uint64_t ring = s->stream - BC_MIN(s->stream, (uint64_t)s->n_recent);
+    return BC_MAX(ring, s->recent_from);
+}
+
+static uint32_t dropped_count(const struct session *s)
+{
+    uint64_t first = known_first(s);
+    const uint64_t *stream = seqcache_stream(s->cache);
+    uint32_t n = seqcache_count(s->cache), before = 0;
+    while (before < n && stream[before] < first)
+        before++;
+    return (uint32_t)(s->stream - first) - (n - before);
 }
 
 static int scores_start(struct engine *en, struct session *s, const struct command *c,
                         struct err *e)
 {
     const struct evict_params *p = evict_params(s->ev);
-    bool own = c->conn == s->conn;
-    if (!evict_policy_prunes(p->policy))
+    bool own = c->conn == s->conn, dropped = c->u.scores.dropped;
+    if (!evict_policy_prunes(p->policy) && !dropped)
         return err_set(e, BC_EINVALID, "policy", "policy %s has no scores", p->policy->name);
     if (s->prune.active || s->scoring.active || (own && (s->req || queue_has_prompt(en, s))))
         return err_set(e, BC_EBUSY, "session", "session %llu has a request or a prune under way",
                        (unsigned long long)s->id);
-    uint32_t n = seqcache_count(s->cache);
-    float *value = malloc(value_bytes(n));
+    uint32_t n = seqcache_count(s->cache), total = n + (dropped ? dropped_count(s) : 0);
+    float *value = calloc(n + (size_t)1, sizeof *value);
+    struct report_score *row = malloc((total + (size_t)1) * sizeof *row);
     struct request *q = own ? calloc(1, sizeof *q) : NULL;
-    if (value == NULL || (own && q == NULL)) {
+    if (value == NULL || row == NULL || (own && q == NULL)) {
         free(value);
+        free(row);
         free(q);
-        return err_nomem(e, value_bytes(n));
+        return err_nomem(e, job_bytes(n, total));
     }
-    ledger_charge(&s->owner, LEDGER_refresh, value_bytes(n));
+    ledger_charge(&s->owner, LEDGER_refresh, job_bytes(n, total));
     if (own) {
         q->kind = REQUEST_SCORES;
         q->conn = c->conn;
         q->request_id = c->request_id;
-        q->n = n;
+        q->n = total;
         q->end_id = -1;
         s->req = q;
     }
@@ -56,7 +77,10 @@ static int scores_start(struct engine *en, struct session *s, const struct comma
                                   .conn = c->conn,
                                   .request_id = c->request_id,
                                   .value = value,
-                                  .n = n};
+                                  .row = row,
+                                  .n = n,
+                                  .done = evict_policy_prunes(p->policy) ? 0 : n,
+                                  .total = total};
     return BC_OK;
 }
 
@@ -74,37 +98,59 @@ void scores_command(struct engine *en, struct command *c)
     }
 }
 
+static struct report_score cached_row(const struct session *s, uint32_t at)
+{
+    const struct evict_params *p = evict_params(s->ev);
+    bool frozen = p->frozen != EVICT_FROZEN_AUTO && at < p->frozen;
+    bool recent = at + p->recent >= s->scoring.n;
+    return (struct report_score){
+        .stream = seqcache_stream(s->cache)[at],
+        .id = seqcache_ids(s->cache)[at],
+        .position = seqcache_positions(s->cache)[at],
+        .score = s->scoring.value[at],
+        .flags = (frozen ? SCORE_FROZEN : 0u) | (recent ? SCORE_RECENT : 0u),
+    };
+}
+
+/* All rows, in the order of the stream. */
+static void rows_make(struct session *s)
+{
+    struct scoring *job = &s->scoring;
+    const uint64_t *stream = seqcache_stream(s->cache);
+    uint64_t next = known_first(s); /* the next index that may be a dropped one */
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < job->total; i++) {
+        if (at < job->n && (job->total == job->n || stream[at] <= next)) {
+            next = BC_MAX(next, stream[at] + 1);
+            job->row[i] = cached_row(s, at++);
+        } else {
+            job->row[i] = (struct report_score){.stream = next,
+                                                .id = s->recent[next % s->n_recent],
+                                                .position = (int32_t)next,
+                                                .flags = SCORE_DROPPED};
+            next++;
+        }
+    }
+    bc_assert(at == job->n);
+}
+
 /* The rows [first, first + n) into a report. */
 static void rows_fill(const struct session *s, uint32_t first, uint32_t n, struct report *r)
 {
-    const struct evict_params *p = evict_params(s->ev);
-    const int32_t *ids = seqcache_ids(s->cache), *positions = seqcache_positions(s->cache);
-    const uint64_t *stream = seqcache_stream(s->cache);
-    uint32_t all = s->scoring.n;
     r->u.scores.n = n;
-    r->u.scores.total = all;
+    r->u.scores.total = s->scoring.total;
     r->u.scores.offset = first;
     r->u.scores.rows = (struct report_score *)(r + 1);
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t at = first + i;
-        bool frozen = p->frozen != EVICT_FROZEN_AUTO && at < p->frozen;
-        r->u.scores.rows[i] = (struct report_score){
-            .stream = stream[at],
-            .id = ids[at],
-            .position = positions[at],
-            .score = s->scoring.value[at],
-            .flags = (frozen ? 1u : 0u) | (at + p->recent >= all ? 2u : 0u),
-        };
-    }
+    memcpy(r->u.scores.rows, s->scoring.row + first, n * sizeof *r->u.scores.rows);
 }
 
 static void scores_reply(struct engine *en, struct session *s)
 {
-    struct report *r = report_new(REP_SCORES_REPLY, s->scoring.n * sizeof(struct report_score));
+    struct report *r = report_new(REP_SCORES_REPLY, s->scoring.total * sizeof(struct report_score));
     struct command who = {.conn = s->scoring.conn,
                           .request_id = s->scoring.request_id,
                           .session = s->id};
-    rows_fill(s, 0, s->scoring.n, r);
+    rows_fill(s, 0, s->scoring.total, r);
     report_reply(en, &who, r);
     scores_abort(s);
 }
@@ -167,6 +213,9 @@ void scores_run(struct engine *en, struct session *s)
         if (rc < 0 || s->scoring.done < s->scoring.n)
             return;
     }
+    if (!s->scoring.made)
+        rows_make(s);
+    s->scoring.made = true;
     if (s->scoring.reply)
         scores_reply(en, s);
     else

@@ -155,6 +155,12 @@ static int open_cache(struct engine *en, struct session *s, const struct command
     return BC_OK;
 }
 
+/* Of the ring of newest ids, beyond what SESSION_STATE_BYTES has of it. */
+static uint64_t history_bytes(const struct session *s)
+{
+    return (s->n_recent - SAMPLER_REPEAT_MAX) * sizeof *s->recent;
+}
+
 static void sess_free(struct engine *en, struct session **ps)
 {
     struct session *s = *ps;
@@ -165,6 +171,8 @@ static void sess_free(struct engine *en, struct session **ps)
     if (s->port != NULL)
         port_drop(&s->port);
     scores_abort(s);
+    if (s->n_recent > 0)
+        ledger_credit(&s->owner, LEDGER_state, history_bytes(s));
     free(s->recent);
     ledger_credit(&s->owner, LEDGER_state, SESSION_STATE_BYTES);
     ledger_owner_close(&s->owner); /* asserts that every byte is back */
@@ -248,6 +256,7 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
         rc = err_nomem(e, SAMPLER_REPEAT_MAX * sizeof *s->recent);
         goto fail;
     }
+    s->n_recent = SAMPLER_REPEAT_MAX;
     table_add(en, s, c->u.open.id);
     *ret = s;
     return BC_OK;
@@ -304,11 +313,31 @@ bool sess_parked(const struct session *s)
            (s->keeper != NULL && s->keeper->flight > KEEPER_FLIGHT_MAX);
 }
 
+void sess_remember(struct session *s, uint64_t stream)
+{
+    uint64_t n = s->n_recent;
+    while (n < stream && n < HISTORY_MAX)
+        n *= 2;
+    int32_t *more = n > s->n_recent ? malloc(n * sizeof *more) : NULL;
+    if (more == NULL) /* no memory: what was dropped long ago stays without words */
+        return;
+    uint64_t first = s->stream - BC_MIN(s->stream, (uint64_t)s->n_recent);
+    s->recent_from = BC_MAX(s->recent_from, first);
+    for (uint64_t i = first; i < s->stream; i++)
+        more[i % n] = s->recent[i % s->n_recent];
+    ledger_credit(&s->owner, LEDGER_state, history_bytes(s));
+    free(s->recent);
+    s->recent = more;
+    s->n_recent = (uint32_t)n;
+    ledger_charge(&s->owner, LEDGER_state, history_bytes(s));
+}
+
 void sess_append(struct session *s, const int32_t *ids, uint32_t n)
 {
     seqcache_append(s->cache, n, ids, (int32_t)s->stream, s->stream);
+    sess_remember(s, s->stream + n);
     for (uint32_t i = 0; i < n; i++)
-        s->recent[(s->stream + i) % SAMPLER_REPEAT_MAX] = ids[i];
+        s->recent[(s->stream + i) % s->n_recent] = ids[i];
     s->stream += n;
 }
 

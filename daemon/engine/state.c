@@ -17,7 +17,7 @@ void sess_state_put(const struct session *s, struct bytes_out *o)
 {
     const uint64_t counts[7] = {s->prunes,       s->dropped,       s->tokens_in,     s->tokens_out,
                                 s->prune_micros, s->prunes_at_end, s->dropped_at_end};
-    uint32_t n = (uint32_t)BC_MIN(s->stream, (uint64_t)SAMPLER_REPEAT_MAX);
+    uint32_t n = (uint32_t)BC_MIN(s->stream, (uint64_t)s->n_recent);
     bytes_put_u32(o, STATE_VERSION);
     bytes_put_u32(o, s->uid);
     bytes_put_u32(o, (uint32_t)s->priority);
@@ -38,19 +38,19 @@ void sess_state_put(const struct session *s, struct bytes_out *o)
     bytes_put_u32(o, (uint32_t)s->chat_state);
     bytes_put_u32(o, n);
     for (uint32_t i = 0; i < n; i++)
-        bytes_put_u32(o, (uint32_t)s->recent[(s->stream - n + i) % SAMPLER_REPEAT_MAX]);
+        bytes_put_u32(o, (uint32_t)s->recent[(s->stream - n + i) % s->n_recent]);
     for (size_t i = 0; i < ARRAY_LEN(counts); i++)
         bytes_put_u64(o, counts[i]);
+    bytes_put_u32(o, s->dropped_why);
     evict_state_put(s->ev, o);
 }
 
 static void get_recent(struct bytes_in *in, struct sess_state *st)
 {
     st->n_recent = bytes_get_u32(in);
-    if (st->n_recent > SAMPLER_REPEAT_MAX || st->n_recent > st->stream)
+    if (st->n_recent > HISTORY_MAX || st->n_recent > st->stream)
         in->failed = true;
-    for (uint32_t i = 0; !in->failed && i < st->n_recent; i++)
-        st->recent[i] = (int32_t)bytes_get_u32(in);
+    st->recent = bytes_take(in, st->n_recent * sizeof(int32_t));
 }
 
 int sess_state_get(const void *bytes, size_t n, struct sess_state *st, struct err *e)
@@ -89,6 +89,7 @@ int sess_state_get(const void *bytes, size_t n, struct sess_state *st, struct er
                            &st->dropped_at_end};
     for (size_t i = 0; i < ARRAY_LEN(counts); i++)
         *counts[i] = bytes_get_u64(&in);
+    st->dropped_why = bytes_get_u32(&in);
     st->policy = in.at;
     st->n_policy = in.n;
     if (in.failed)
@@ -99,10 +100,11 @@ int sess_state_get(const void *bytes, size_t n, struct sess_state *st, struct er
     return BC_OK;
 }
 
-static bool ids_ok(const struct session *s, const int32_t *ids, uint32_t n)
+static bool ids_ok(const struct session *s, const void *bytes, uint32_t n)
 {
+    struct bytes_in in = {.at = bytes, .n = n * sizeof(int32_t)};
     for (uint32_t i = 0; i < n; i++)
-        if (ids[i] < 0 || (uint32_t)ids[i] >= s->m->sampler.n_vocab)
+        if (bytes_get_u32(&in) >= s->m->sampler.n_vocab)
             return false;
     return true;
 }
@@ -124,6 +126,7 @@ void sess_state_take(struct session *s, const struct sess_state *st)
     s->prune_micros = st->prune_micros;
     s->prunes_at_end = st->prunes_at_end;
     s->dropped_at_end = st->dropped_at_end;
+    s->dropped_why = st->dropped_why;
 }
 
 int sess_policy_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,
@@ -151,7 +154,10 @@ int sess_state_apply(struct session *s, const struct sess_state *st, uint32_t n_
         return rc;
     s->budget_bytes = bytes;
     sess_state_take(s, st);
+    sess_remember(s, s->stream);
+    s->recent_from = st->stream - st->n_recent;
+    struct bytes_in ids = {.at = st->recent, .n = st->n_recent * sizeof(int32_t)};
     for (uint32_t i = 0; i < st->n_recent; i++)
-        s->recent[(st->stream - st->n_recent + i) % SAMPLER_REPEAT_MAX] = st->recent[i];
+        s->recent[(st->stream - st->n_recent + i) % s->n_recent] = (int32_t)bytes_get_u32(&ids);
     return BC_OK;
 }

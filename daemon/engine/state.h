@@ -7,7 +7,7 @@
 #include "evict.h"
 #include "sampler.h"
 
-#define STATE_VERSION 1u
+#define STATE_VERSION 2u
 #define STATE_PATH_MAX 4096
 
 struct session;
@@ -24,8 +24,8 @@ struct sess_state {
     uint64_t stream;
     int32_t pending;
     enum chat_state chat;
-    uint32_t n_recent;
-    int32_t recent[SAMPLER_REPEAT_MAX]; /* the newest, oldest first */
+    uint32_t n_recent, dropped_why;
+    const void *recent; /* the newest ids, oldest first: inside the bytes */
     uint64_t prunes, dropped, tokens_in, tokens_out, prune_micros, prunes_at_end, dropped_at_end;
     const void *policy; /* what it has learnt: inside the bytes */
     size_t n_policy;

@@ -343,7 +343,8 @@ static int on_evict(struct story *st, struct bytes_in *in, const struct journal_
     uint64_t micros = bytes_get_u64(in);
     uint32_t n_ranges = bytes_get_u32(in);
     const void *ranges = bytes_take(in, n_ranges * sizeof(struct evict_range));
-    if (in->failed || before != st->cached || after > before || n_ranges > before - after)
+    if (in->failed || before != st->cached || after > before || n_ranges > before - after ||
+        reason > PRUNE_PRESSURE)
         return broken(e, r, "an eviction that cannot be");
     if (!blob_add(st, REPLAY_EVICT, bytes, n))
         return err_nomem(e, n);
@@ -363,6 +364,7 @@ static int on_evict(struct story *st, struct bytes_in *in, const struct journal_
         memcpy(p->u.pruned.ranges, ranges, n_ranges * sizeof(struct evict_range));
     end->prunes++;
     end->dropped += before - after;
+    end->dropped_why |= 1u << reason;
     end->prune_micros += micros;
     st->cached = after;
     if (reason == PRUNE_PREFILL_END)
@@ -400,7 +402,10 @@ static int on_end(struct story *st, struct bytes_in *in, const struct journal_re
         if (len > 0)
             tokens_add(st, end->stream + end->has_pending, NULL, 0, text, len);
     }
-    get_end(in, item_add(st, REP_END, 0));
+    struct report *p = item_add(st, REP_END, 0);
+    get_end(in, p);
+    p->u.end.dropped_why = end->dropped_why;
+    end->dropped_why = 0;
     uint32_t chat = bytes_get_u32(in);
     end->frozen_auto = bytes_get_u32(in) != 0;
     uint32_t frozen = bytes_get_u32(in);

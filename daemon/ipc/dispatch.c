@@ -171,6 +171,7 @@ static int on_scores(struct conn *c, uint32_t id, const ProtobufCMessage *pm, st
                        "scores of a session of another connection need the feature SCORES_FD");
     if ((rc = request_new(c, id, CMD_SCORES, m->session, &cmd, e)) < 0)
         return rc;
+    cmd->u.scores.dropped = m->dropped;
     return request_post(c, &cmd, FRAME_SCORES, 0, own ? st : NULL, e);
 }
 

@@ -154,7 +154,8 @@ static int emit_end(struct stream *st, struct turn *t, const struct report *r)
                              .end_id = r->u.end.end_id,
                              .text_len = (uint32_t)strlen(r->u.end.text)};
     struct ring_part parts[2] = {{&rec, sizeof rec}, {r->u.end.text, rec.text_len}};
-    return emit(st, t, RECORD_END, 0, parts, 2);
+    uint16_t why = (uint16_t)(r->u.end.dropped_why << RECORD_FLAG_WHY_SHIFT);
+    return emit(st, t, RECORD_END, why, parts, 2);
 }
 
 /* Numbers of records that no daemon can make any more: a LOST record for each. */

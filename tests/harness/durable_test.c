@@ -80,6 +80,10 @@ void sessions_equal(struct eh *a, uint64_t sid, struct eh *b, uint64_t tid, cons
     same(s->tokens_out, t->tokens_out, "tokens_out", what);
     same(s->prunes, t->prunes, "prunes", what);
     same(s->dropped, t->dropped, "dropped", what);
+    same(s->dropped_why, t->dropped_why, "why tokens were dropped", what);
+    same(s->n_recent, t->n_recent, "the ring of ids", what);
+    same(s->recent_from, t->recent_from, "the first id known", what);
+    bytes_same(s->recent, t->recent, s->n_recent * sizeof *s->recent, "the newest ids", what);
     same(s->budget_bytes, t->budget_bytes, "the budget", what);
     same(n, seqcache_count(t->cache), "what is cached", what);
     bytes_same(seqcache_ids(s->cache), seqcache_ids(t->cache), n * sizeof(int32_t), "the tokens",

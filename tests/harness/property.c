@@ -215,7 +215,7 @@ static void do_open(struct world *w, const struct op *o)
     static const char *const policies[] = {
         "counter_causal_fast", "counter_causal", "h2o",     "tova",   "sliding_window",
         "key_similarity",      "knorm",          "keydiff", "random", "none"};
-    static const char *const types[6] = {"f16", "f16", "f16", "f32", "bf16", "q8_0"};
+    static const char *const types[6] = {"f16", "f16", "f16", "f32", "bf16", "bf16"};
     char name[16];
     uint32_t budget = 40 + o->r[1] % 260;
     snprintf(name, sizeof name, "n%u", o->seat);

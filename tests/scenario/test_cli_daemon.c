@@ -186,6 +186,11 @@ static void listings_and_calls_by_name(void **state)
     CHECK(0, "work", NULL, "top", "-c", "1", socket_opt);
     CHECK(0, "position", "counter-causal", "scores", socket_opt, "work");
     CHECK_JSON("scores", "--json", socket_opt, "work");
+    CHECK(0, "[-", "dropped, policy counter_causal_fast", "map", socket_opt, "work");
+    CHECK_JSON("map", "--json", socket_opt, "work");
+    CHECK(0, "<del title=", NULL, "map", "--html", "-", socket_opt, "work");
+    CHECK(1, NULL, "/nonexistent/page", "map", "--html", "/nonexistent/page", socket_opt, "work");
+    CHECK(1, NULL, "name or number 'play'", "map", socket_opt, "play");
     CHECK(0, "40 tokens cached", NULL, "prune", socket_opt, "work", "-k", "40");
     CHECK_JSON("prune", "--json", socket_opt, "work", "-k", "35");
     CHECK(0, "budget 200", NULL, "budget", socket_opt, "work", "200t");

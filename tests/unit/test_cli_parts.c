@@ -11,7 +11,9 @@
 #include <math.h>
 #include "cli.h"
 #include "json.h"
+#include "map.h"
 #include "sha256.h"
+#include "tok.h"
 #include "transcript.h"
 
 /* ---- SHA-256: the examples of FIPS 180-2, cut at every place */
@@ -284,6 +286,133 @@ static void transcript_trusts_the_stream_more_than_itself(void **state)
     transcript_close(&t);
 }
 
+/* ---- the map */
+
+/* Rows of a text: every third dropped, from `hole` on as if older ids were gone. */
+static size_t map_rows(struct tok *tok, const char *text, struct backcast_score *rows, size_t max)
+{
+    int32_t *ids = NULL;
+    size_t n = 0;
+    assert_int_equal(tok_encode(tok, text, strlen(text), (struct tok_flags){0}, &ids, &n, NULL), 0);
+    assert_true(n > 8 && n <= max);
+    for (size_t i = 0; i < n; i++)
+        rows[i] = (struct backcast_score){.stream = i,
+                                          .id = ids[i],
+                                          .score = (float)((i * 7) % 11),
+                                          .flags = i == 0       ? 1
+                                                   : i + 1 == n ? 2
+                                                   : i % 3 == 2 ? 4
+                                                                : 0};
+    free(ids);
+    return n;
+}
+
+static char *map_drawn(const struct map *m, int how, size_t *len)
+{
+    char *text = NULL;
+    FILE *f = open_memstream(&text, len);
+    assert_non_null(f);
+    if (how == 2)
+        map_html(f, m);
+    else
+        map_print(f, m, how == 1);
+    assert_int_equal(fclose(f), 0);
+    return text;
+}
+
+static size_t times(const char *text, const char *what)
+{
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, what)) != NULL; at++)
+        n++;
+    return n;
+}
+
+static void a_map_shows_text_and_nothing_else(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "the mill <script>alert('1')</script> & \"quotes\" \033[2J\x07 \xc3\xa9t\xc3\xa9 "
+        "\xe2\x82\xac \xff <b onclick=x>\nend of it";
+    struct transcript *t = transcript_open(TEST_VECTORS "/tiny-llama.gguf", NULL);
+    struct backcast_score rows[200];
+    struct map m;
+    size_t len, dropped = 0;
+    size_t n = map_rows(transcript_tok(t), text, rows, ARRAY_LEN(rows));
+
+    rows[n - 1].stream += 40; /* 40 in between are not known any more */
+    for (size_t i = 0; i < n; i++)
+        dropped += rows[i].flags == 4;
+    assert_int_equal(map_open(&m, rows, n, transcript_tok(t), "<script>name</script>",
+                              "counter_causal"),
+                     0);
+    assert_int_equal(m.n_dropped, dropped);
+    unsigned seen = 0;
+    for (size_t i = 0; i < n; i++) {
+        assert_true((m.level[i] > 0) == (rows[i].flags == 0));
+        assert_true(m.level[i] <= MAP_LEVELS);
+        seen |= 1u << m.level[i];
+        for (size_t k = 0; k < n; k++) /* the lower the score, the stronger */
+            assert_true(rows[i].flags != 0 || rows[k].flags != 0 ||
+                        !(rows[i].score < rows[k].score) || m.level[i] >= m.level[k]);
+    }
+    assert_int_equal(seen, (2u << MAP_LEVELS) - 1);
+
+    char *page = map_drawn(&m, 2, &len);
+    assert_int_equal(strlen(page), len); /* no NUL */
+    assert_null(strstr(page, "<script"));
+    assert_null(strstr(page, "<b "));
+    assert_null(strchr(page, '\033'));
+    assert_null(strchr(page, '\x07'));
+    assert_non_null(strstr(page, "&lt;script&gt;name&lt;/script&gt;"));
+    assert_non_null(strstr(page, "[40 forgotten tokens]"));
+    assert_int_equal(times(page, "<del>"), 1); /* the legend */
+    assert_true(times(page, "<del ") > 0 && times(page, "<del ") <= dropped);
+    assert_int_equal(times(page, "<span"), times(page, "</span>"));
+    assert_int_equal(times(page, "<del"), times(page, "</del>"));
+    assert_int_equal(times(page, "http"), 1); /* http-equiv: it loads nothing */
+    for (size_t at = 0; at < len;) {
+        size_t k = utf8_length(page + at, len - at);
+        assert_true(k > 0);
+        at += k;
+    }
+    free(page);
+
+    char *plain = map_drawn(&m, 0, &len);
+    assert_null(strchr(plain, '\033'));
+    assert_non_null(strstr(plain, "[-"));
+    assert_int_equal(times(plain, "[-"), times(plain, "-]"));
+    assert_non_null(strstr(plain, "[... 40 forgotten tokens ...]"));
+    free(plain);
+    char *color = map_drawn(&m, 1, &len);
+    assert_null(strstr(color, "\033[2J")); /* the text's own */
+    assert_non_null(strstr(color, "\033[2;9m"));
+    assert_int_equal(times(color, "\033[") % 2, 0);
+    free(color);
+    map_close(&m);
+    transcript_close(&t);
+}
+
+static void a_map_without_scores_or_rows_can_be_drawn(void **state)
+{
+    (void)state;
+    struct transcript *t = transcript_open(TEST_VECTORS "/tiny-llama.gguf", NULL);
+    struct backcast_score rows[200];
+    struct map m;
+    size_t len, n = map_rows(transcript_tok(t), "the mill stands on the north bank", rows, 200);
+
+    assert_int_equal(map_open(&m, rows, n, transcript_tok(t), "x", "none"), 0);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(m.level[i], 0);
+    map_close(&m);
+    assert_int_equal(map_open(&m, rows, 0, transcript_tok(t), "x", "h2o"), 0);
+    char *page = map_drawn(&m, 2, &len);
+    assert_non_null(strstr(page, "<pre></pre>"));
+    free(page);
+    map_close(&m);
+    transcript_close(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -294,6 +423,8 @@ int main(void)
         cmocka_unit_test(json_escapes_every_byte),
         cmocka_unit_test(transcript_knows_the_words_of_ranges),
         cmocka_unit_test(transcript_trusts_the_stream_more_than_itself),
+        cmocka_unit_test(a_map_shows_text_and_nothing_else),
+        cmocka_unit_test(a_map_without_scores_or_rows_can_be_drawn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
