@@ -197,6 +197,18 @@ static struct node *node_of(struct prefix *t, const struct seqcache *s, uint32_t
     return at;
 }
 
+uint32_t prefix_match(struct prefix *t, const struct seqcache *s, const int32_t *ids, uint32_t n,
+                      uint64_t now)
+{
+    MAGIC_OK(t, PREFIX_MAGIC);
+    uint32_t known = 0;
+    bc_assert(seqcache_pool(s) == t->pool && seqcache_count(s) % KN_PAGE_ROWS == 0);
+    struct node *at = node_of(t, s, seqcache_count(s) / KN_PAGE_ROWS, now);
+    while (at != NULL && n - known >= KN_PAGE_ROWS && (at = node_find(t, at, ids + known)) != NULL)
+        known += KN_PAGE_ROWS;
+    return known;
+}
+
 uint32_t prefix_adopt(struct prefix *t, struct seqcache *s, const int32_t *ids, uint32_t n,
                       uint64_t now)
 {

@@ -26,6 +26,9 @@ struct prefix;
 int prefix_open(struct prefix **ret, struct pool *p, struct ledger_owner *shared, struct err *e);
 void prefix_close(struct prefix **t);
 
+/* How many of ids [n] prefix_adopt would append to s; nothing changes. */
+uint32_t prefix_match(struct prefix *t, const struct seqcache *s, const int32_t *ids, uint32_t n,
+                      uint64_t now);
 /* Appends to s, whose pages are full and pristine, the whole pages of ids [n] that are in the tree
  * behind what s holds. now: any clock, for what was used longest ago. Returns the tokens adopted. */
 uint32_t prefix_adopt(struct prefix *t, struct seqcache *s, const int32_t *ids, uint32_t n,

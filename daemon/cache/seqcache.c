@@ -119,6 +119,12 @@ uint32_t seqcache_rows_free(const struct seqcache *s)
     return s->n_usable - s->n_rows + slots_to_claim(s);
 }
 
+uint32_t seqcache_rows_dead(const struct seqcache *s)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    return rows_total(s) - s->n_usable;
+}
+
 /* ---- rows ---- */
 
 void seqcache_append(struct seqcache *s, uint32_t n, const int32_t *ids, int32_t first_position,

@@ -39,6 +39,7 @@ uint32_t seqcache_pages(const struct seqcache *s);            /* that it holds *
 uint32_t seqcache_page(const struct seqcache *s, uint32_t i); /* number of the i-th in the pool */
 
 uint32_t seqcache_rows_free(const struct seqcache *s); /* that need no page */
+uint32_t seqcache_rows_dead(const struct seqcache *s); /* slots of shared pages that it has left */
 /* Pages that seqcache_reserve would take. */
 uint32_t seqcache_pages_needed(const struct seqcache *s, uint32_t n);
 /* Makes room for n more rows: takes pages as needed. All or nothing. BC_EBUDGET / BC_ENOMEM. */
@@ -93,6 +94,9 @@ int seqcache_fork(struct seqcache *s, struct ledger_owner *owner, struct seqcach
                   struct err *e);
 /* Pages whose other holders have gone are its own again: booked so, and their dead slots are free. */
 void seqcache_settle(struct seqcache *s);
+/* The same, and pages with dead slots that only the index holds beside it are taken out of the index,
+ * so that these slots are free too: when their room is wanted. */
+void seqcache_claim(struct seqcache *s);
 
 size_t seqcache_bytes_live(const struct seqcache *s); /* rows x row cost */
 size_t seqcache_bytes_held(const struct seqcache *s); /* pages x page cost, shared ones too */

@@ -70,9 +70,6 @@ void pages_empty(struct seqcache *s);
 /* ---- seqshare.c */
 struct page_use page_join(struct seqcache *s, uint32_t page); /* one more holder of a page */
 void page_leave(struct seqcache *s, struct page_use *u);
-/* Dead slots of pages that nobody else holds are free again; pages with such holes are taken out of
- * the index: this sequence wants to write there. */
-void slots_claim(struct seqcache *s);
 uint32_t slots_to_claim(const struct seqcache *s);
 /* Shared pages without a row of this sequence are let go. */
 void pages_forget(struct seqcache *s);

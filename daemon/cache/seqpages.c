@@ -173,7 +173,7 @@ static bool too_tight(const struct seqcache *s, uint32_t n, uint32_t max_pages)
 /* The same once all that is its own is used. */
 static bool still_too_tight(struct seqcache *s, uint32_t n, uint32_t max_pages)
 {
-    slots_claim(s);
+    seqcache_claim(s);
     if (too_tight(s, n, max_pages))
         seqcache_compact_room(s, n);
     return too_tight(s, n, max_pages);

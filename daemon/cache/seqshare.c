@@ -76,8 +76,9 @@ void seqcache_settle(struct seqcache *s)
     slots_revive(s);
 }
 
-void slots_claim(struct seqcache *s)
+void seqcache_claim(struct seqcache *s)
 {
+    MAGIC_OK(s, SEQCACHE_MAGIC);
     for (uint32_t i = s->n_usable; i < rows_total(s); i++)
         if (!others_hold(s, page_of_slot(s->slots[i])))
             pool_withdraw(s->pool, page_of_slot(s->slots[i]));

@@ -111,7 +111,7 @@ static void run_close(struct engine *en, struct command *c)
         return;
     }
     struct report *r = report_new(REP_CLOSED, 0);
-    r->u.closed.bytes_freed = seqcache_bytes_held(s->cache);
+    r->u.closed.bytes_freed = share_alone(s);
     close_session(en, s);
     report_reply(en, c, r);
 }
@@ -243,6 +243,10 @@ static int prune_busy(const struct session *s, struct err *e)
         return err_set(e, BC_EBUSY, "session",
                        "session %llu takes in a prompt that its trigger prunes afterwards",
                        (unsigned long long)s->id);
+    if (!evict_can_score(s->ev) && seqcache_count(s->cache) > 0)
+        return err_set(e, BC_EBUSY, "session",
+                       "policy %s of session %llu looks at a token that is still to be evaluated",
+                       evict_params(s->ev)->policy->name, (unsigned long long)s->id);
     return BC_OK;
 }
 
@@ -296,7 +300,6 @@ static void run_budget(struct engine *en, struct command *c)
     }
     struct evict_params before = *evict_params(s->ev);
     struct evict_request ask_before = s->ask;
-    uint64_t bytes = budget_bytes(&p, pool_page_bytes(s->pool));
     int rc = evict_set_params(s->ev, &p, &e);
     bc_assert(rc == BC_OK); /* evict_resolve checked it */
     s->ask = ask;
@@ -305,15 +308,12 @@ static void run_budget(struct engine *en, struct command *c)
         prune_ask(en, s, c, PRUNE_SHRUNK, p.keep);
         s->prune.before = before;
         s->prune.ask_before = ask_before;
-        s->prune.budget_after = bytes;
         share_update(en);
         return;
     }
     if (s->prune.active) /* it may be due no more; if it is, it begins again */
         prune_abort(s);
-    if (seqcache_bytes_held(s->cache) > bytes)
-        seqcache_compact(s->cache);
-    s->budget_bytes = bytes;
+    sess_ceiling(en, s);
     share_update(en);
     struct report *r = report_new(REP_BUDGET, 0);
     sess_info(en, s, &r->u.info);
@@ -412,6 +412,7 @@ static void run_stat(struct engine *en, struct command *c)
         return;
     }
     uint32_t n = 0, n_models = 0;
+    sharing_settle(en); /* so that all numbers are of this moment */
     for (uint32_t i = 0; i < en->n_sessions; i++)
         n += one != NULL ? en->list[i] == one : c->admin || en->list[i]->uid == c->uid;
     for (const struct model_ref *m = en->models; m != NULL; m = m->next)

@@ -20,6 +20,7 @@
 #include "durable.h"
 #include "folders.h"
 #include "keeper.h"
+#include "prefix.h"
 #include "sampler.h"
 #include "state.h"
 #include "tier.h"
@@ -66,7 +67,18 @@ struct model_ref {
     struct ledger_owner owner; /* weights, scratch, text */
     uint32_t sessions;
     uint32_t prompts; /* in intake; under engine.lock */
+    bool settle;      /* see sharing.c */
     uint64_t last_use_us;
+};
+
+/* Beginnings of prompts that sessions of one user have in common (share_across_uids: of everybody). */
+struct share_tree {
+    struct share_tree *next; /* engine.trees */
+    const struct model_ref *m;
+    struct pool *pool;
+    uint32_t uid, sessions;
+    struct ledger_owner *owner; /* of shared and idle pages */
+    struct prefix *tree;
 };
 
 /* ---- sessions ---- */
@@ -83,7 +95,6 @@ struct prune {
     /* PRUNE_SHRUNK: the parameters to go back to if it fails, and the ceiling after it */
     struct evict_params before;
     struct evict_request ask_before;
-    uint64_t budget_after;
 };
 
 /* Scores of all cached tokens under way, for the session's own client (then a REQUEST_SCORES runs
@@ -139,7 +150,9 @@ struct session {
     struct evict *ev;
     struct evict_request ask; /* as asked at open (names static): a live budget resolves it again */
     bool frozen_auto;         /* not fixed yet */
-    uint64_t budget_bytes;    /* ceiling of held bytes; 0: none */
+    uint64_t budget_bytes;    /* ceiling of held bytes; 0: none; see sess_ceiling */
+    struct share_tree *tree;  /* NULL: it adopts and offers nothing */
+    bool foreign;             /* rows of another build or processor are in its cache */
 
     struct lodging lodging;               /* where its cache is */
     struct keeper *keeper;                /* NULL: it is not durable */
@@ -187,6 +200,8 @@ struct engine {
     bool wait_memory; /* a session waits for memory that will come: look again */
 
     struct model_ref *models, *default_model;
+    struct share_tree *trees;
+    uint64_t trees_look_us; /* when to look again for what has been idle too long */
     struct session **list;  /* [n_sessions] live ones, any order */
     struct session **slots; /* [n_slots] by id & (n_slots - 1); written under lock */
     uint32_t n_sessions, max_sessions, n_slots;
@@ -408,6 +423,11 @@ uint32_t sess_tokens(const struct session *s); /* cached, wherever the cache is 
 void sess_append(struct session *s, const int32_t *ids, uint32_t n); /* cache, stream, ring */
 /* Room in the ring for ids up to a stream index, as far as there is memory; ids stay. */
 void sess_remember(struct session *s, uint64_t stream);
+void sess_count(struct session *s, const int32_t *ids, uint32_t n); /* stream and ring alone */
+/* The ceiling of held bytes follows the budget, which the cached tokens fit in. Where pages that
+ * others hold too stand in the way and there is no memory to copy out of them, it is what is held,
+ * until there is. */
+void sess_ceiling(struct engine *en, struct session *s);
 void sess_info(struct engine *en, struct session *s, struct report_session *ret);
 
 /* request.c */
@@ -415,6 +435,8 @@ void sess_info(struct engine *en, struct session *s, struct report_session *ret)
 int request_accept(struct engine *en, struct session *s, struct command *c, struct err *e);
 /* Ends it as soon as it owes nothing more (a prune at the prompt's end). */
 void request_finish(struct engine *en, struct session *s, enum record_end_reason reason);
+/* n rows of its prompt are in the cache now. */
+void request_rows_in(struct session *s, struct request *q, uint32_t n);
 /* Takes one that was made elsewhere into the books. */
 void request_adopt(struct session *s, const struct request *q);
 /* Ends it without a word to the client, who was told that it never began. */
@@ -440,7 +462,7 @@ void batch_forward(struct engine *en);
 /* share.c */
 uint64_t share_kv(const struct engine *en);  /* bytes that pages may take */
 uint64_t share_uid(const struct engine *en); /* ... of one user; UINT64_MAX: no limit */
-uint64_t share_uid_held(const struct uid_turn *u);
+uint64_t share_uid_held(const struct engine *en, const struct uid_turn *u);
 void share_update(struct engine *en); /* sessions or their budgets have changed */
 /* Bytes of pages that s may count on whatever others do: whole pages, at least one. */
 uint64_t share_guaranteed(const struct engine *en, const struct session *s);
@@ -451,6 +473,25 @@ int share_admit(struct engine *en, const struct session *newcomer, struct err *e
 uint64_t share_overshoot(const struct engine *en, const struct session *s, uint64_t more);
 /* What s could come to hold in all, once others have given what they can be made to give. */
 uint64_t share_reach(const struct engine *en, const struct session *s);
+
+uint64_t share_alone(const struct session *s); /* bytes of pages that no other session holds */
+
+/* sharing.c */
+int sharing_join(struct engine *en, struct session *s,
+                 struct err *e);                             /* a new session with a pool */
+void sharing_leave(struct engine *en, struct session *s);    /* its pages are back */
+struct ledger_owner *sharing_owner(const struct session *s); /* of pages that it shares */
+/* How many of the next ids of its request are held by others already: sharing_adopt takes them. */
+uint32_t sharing_match(const struct session *s, const struct request *q);
+void sharing_adopt(struct session *s);
+void sharing_offer(const struct session *s);
+/* A page that nobody holds goes, of one user or of anybody (NULL). False: there is none. */
+bool sharing_shed(struct engine *en, const struct uid_turn *scope);
+uint64_t sharing_idle(const struct engine *en,
+                      const struct uid_turn *scope);               /* bytes of such pages */
+void sharing_forget(struct engine *en, const struct model_ref *m); /* all of them */
+void sharing_settle(struct engine *en); /* pages that one session holds alone now are its own */
+void sharing_run(struct engine *en, uint64_t now_us);
 
 /* pressure.c: step 3 and 7 */
 void pressure_reserve(struct engine *en);

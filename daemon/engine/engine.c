@@ -368,6 +368,8 @@ void engine_close(struct engine **pen)
     tier_close(en);
     queue_publish(en);
     keepers_close(en);
+    for (const struct model_ref *m = en->models; m != NULL; m = m->next)
+        sharing_forget(en, m);
     bc_assert(models_held(en) == 0); /* every page is back */
     models_close(en);
     for (struct report *r; (r = engine_take(en)) != NULL;)
@@ -396,6 +398,7 @@ void engine_counts(const struct engine *en, struct engine_counts *ret)
         c.kv_live += seqcache_bytes_live(en->list[i]->cache);
         c.reports_queued += en->list[i]->port->queued;
     }
+    c.kv_live = BC_MIN(c.kv_live, c.kv_held); /* rows that several sessions have lie there once */
     for (const struct model_ref *m = en->models; m != NULL; m = m->next) {
         if (m->state != MODEL_READY)
             continue;

@@ -67,6 +67,9 @@ struct engine_options {
     uint64_t host_tier, disk_tier; /* bytes */
     uint64_t spill_after_us;       /* idle for so long; 0: only when pages are wanted */
     uint64_t keep_alive_us;        /* a model unused for so long gives its weights back; 0: never */
+    /* Beginnings of prompts that sessions of one user have in common are held once (sharing.c). */
+    bool no_prefixes, share_across_uids;
+    uint64_t prefix_keep_us;  /* kept for so long when no session holds them; 0: not at all */
     const char *state_dir;    /* saved sessions, the disk tier; NULL: nothing is kept on disk */
     const struct disk_io *io; /* NULL: the system's */
     /* Microseconds that never go back; any thread. NULL: the system's, the one that threads sleep by:
@@ -321,8 +324,9 @@ struct report {
         struct {
             uint32_t reason, code, tokens_in, tokens_out, tokens_cached, prunes, end_id;
             uint64_t tokens_dropped, prefill_us, decode_us;
-            uint32_t dropped_why; /* since the last END: bits 1 << enum record_prune_reason */
-            enum chat_state chat; /* where the conversation stands now */
+            uint32_t dropped_why;    /* since the last END: bits 1 << enum record_prune_reason */
+            uint32_t tokens_adopted; /* of tokens_in: not evaluated, others had them */
+            enum chat_state chat;    /* where the conversation stands now */
             char text[256];
         } end;
         struct {

@@ -415,6 +415,7 @@ bool models_known(const struct model_ref *m)
 void models_sleep(struct engine *en, struct model_ref *m)
 {
     bc_assert(m->state == MODEL_READY && m->waiting == NULL);
+    sharing_forget(en, m);
     for (unsigned i = 0; i < MODEL_POOLS; i++)
         bc_assert(m->pools[i] == NULL || pool_pages_out(m->pools[i]) == 0);
     m->state = MODEL_ASLEEP;
@@ -501,6 +502,7 @@ void models_drop(struct engine *en, struct model_ref **pm)
     struct model_ref *m = *pm;
     MAGIC_OK(m, MODEL_REF_MAGIC);
     bc_assert(m->sessions == 0 && m->waiting == NULL);
+    sharing_forget(en, m);
     struct model_ref **at = &en->models;
     while (*at != m)
         at = &(*at)->next;

@@ -145,6 +145,8 @@ void deliver_batch(struct engine *en)
             if (x->n == 0)
                 continue;
             s->last_use_us = engine_now(en);
+            if (!x->decode)
+                sharing_offer(s);
             if (s->req->kind == REQUEST_REPLAY) {
                 if (s->req->done == s->req->n)
                     replay_next(en, s);

@@ -5,6 +5,7 @@
  *     2  prunes under way, first come first served, at most score_rows rows a step  --> WORKING
  *     3  rows granted = min(wanted, room in the budget); pages taken  --> OK
  *        no page left: the order under pressure, each rung only when the one above was not enough
+ *          -  beginnings of prompts that no session holds any more go       at once, no token lost
  *          a  holes of idle caches are closed, whole pages go back          at once, no token lost
  *          b  idle caches leave for the tiers, if there are any             the session waits
  *          c  whoever holds most above its guaranteed share is pruned       the session waits
@@ -43,7 +44,7 @@ static uint64_t bytes_left(const struct engine *en, const struct session *s)
 {
     uint64_t left = over_zero(share_kv(en), models_held(en)), uid = share_uid(en);
     if (uid != UINT64_MAX)
-        left = BC_MIN(left, over_zero(uid, share_uid_held(s->turns)));
+        left = BC_MIN(left, over_zero(uid, share_uid_held(en, s->turns)));
     uint64_t pool = pool_pages_max(s->pool) - pool_pages_out(s->pool);
     return BC_MIN(left, pool * pool_page_bytes(s->pool));
 }
@@ -60,13 +61,26 @@ static void relieve_now(struct engine *en)
 {
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         struct session *s = en->list[i];
-        if (!promised(s) && !s->prune.active && !s->scoring.active && s->lodging.transfer == NULL)
+        if (!promised(s) && !s->prune.active && !s->scoring.active && s->lodging.transfer == NULL) {
+            seqcache_claim(s->cache);
             seqcache_compact_room(s->cache, s->pick_n);
+        }
     }
+}
+
+/* Whose memory is short when s cannot have `need`: its user's, or everybody's (NULL). */
+static const struct uid_turn *short_of(const struct engine *en, const struct session *s,
+                                       uint64_t need)
+{
+    uint64_t uid = share_uid(en);
+    return uid != UINT64_MAX && need > over_zero(uid, share_uid_held(en, s->turns)) ? s->turns
+                                                                                    : NULL;
 }
 
 static bool fits(struct engine *en, const struct session *s, uint64_t need)
 {
+    while (need > bytes_left(en, s) && sharing_shed(en, short_of(en, s, need)))
+        ;
     if (need <= bytes_left(en, s))
         return true;
     relieve_now(en);
@@ -127,7 +141,7 @@ static enum giving may_forget(const struct engine *en, const struct session *s)
     if (!evict_policy_prunes(evict_params(s->ev)->policy)) /* it can leave when it is idle */
         return share_turns(en) && s->req != NULL && !sess_parked(s) ? GIVES_SOON : GIVES_NOT;
     if (s->prune.active || s->lodging.transfer != NULL || s->replay != NULL ||
-        engine_now(en) < s->deaf_us)
+        engine_now(en) < s->deaf_us || !evict_can_score(s->ev))
         return GIVES_SOON;
     if (s->scoring.active || promised(s))
         return sess_parked(s) ? GIVES_NOT : GIVES_SOON;
@@ -135,14 +149,18 @@ static enum giving may_forget(const struct engine *en, const struct session *s)
 }
 
 /* Whether others can have a page of s, and what it is pruned to then: at least half of its overshoot
- * goes, nothing below its share. */
+ * goes, nothing below its share. Only pages that it holds alone come free by that. */
 static enum giving victim_gives(const struct engine *en, const struct session *s, uint64_t need,
                                 uint32_t *ret_keep)
 {
     uint64_t page = pool_page_bytes(s->pool), over = share_overshoot(en, s, 0) / page;
-    uint64_t held = seqcache_bytes_held(s->cache) / page;
+    uint64_t held = seqcache_bytes_held(s->cache) / page, dead = seqcache_rows_dead(s->cache);
+    over = BC_MIN(over, share_alone(s) / page);
     uint64_t give = BC_MIN(over, BC_MAX((need + page - 1) / page, (over + 1) / 2));
-    uint64_t keep = BC_MAX((held - give) * KN_PAGE_ROWS, (uint64_t)rows_protected(s));
+    uint64_t keep = over_zero((held - give) * KN_PAGE_ROWS, dead);
+    if (dead > 0)
+        keep = BC_MAX(keep, share_guaranteed(en, s) / page * KN_PAGE_ROWS);
+    keep = BC_MAX(keep, (uint64_t)rows_protected(s));
     if (!evict_policy_prunes(evict_params(s->ev)->policy))
         return may_forget(en, s);
     if (give == 0 || (keep + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS >= held)
@@ -242,14 +260,6 @@ static bool relieve(struct engine *en, struct session *asker, uint64_t need,
     return true;
 }
 
-/* Whose memory is short when s cannot have `need`: its user's, or everybody's (NULL). */
-static const struct uid_turn *short_of(const struct engine *en, const struct session *s,
-                                       uint64_t need)
-{
-    uint64_t uid = share_uid(en);
-    return uid != UINT64_MAX && need > over_zero(uid, share_uid_held(s->turns)) ? s->turns : NULL;
-}
-
 /* Rungs b and c. What leaves for a tier comes back whole, so that goes first. */
 static bool ladder(struct engine *en, struct session *asker, uint64_t need,
                    const struct uid_turn *scope, uint64_t missing)
@@ -321,6 +331,17 @@ static bool may_keep(const struct engine *en, const struct session *s, uint64_t 
            seqcache_bytes_held(s->cache) + need <= share_reach(en, s);
 }
 
+/* Pages that s may hold with so many rows more: those of its budget; but rows that it has forgotten in
+ * pages of others make it grow only up to its share, then what is left of them is copied. */
+static uint32_t pages_most(const struct engine *en, const struct session *s, uint32_t rows)
+{
+    uint64_t page = pool_page_bytes(s->pool);
+    uint64_t budget = s->budget_bytes > 0 ? s->budget_bytes / page : UINT32_MAX;
+    uint64_t fit = ((uint64_t)seqcache_count(s->cache) + rows + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS;
+    uint64_t most = BC_MAX(fit, (uint64_t)seqcache_pages(s->cache));
+    return (uint32_t)BC_MIN(budget, BC_MAX(most, share_guaranteed(en, s) / page));
+}
+
 /* A GPU's memory may be full below kv_memory: as if it were, and the asker forgets what is its own
  * if nobody else can give. True: it will be asked again. */
 static bool device_full(struct engine *en, struct session *s, uint64_t need)
@@ -337,14 +358,16 @@ static bool device_full(struct engine *en, struct session *s, uint64_t need)
 }
 
 /* Takes the pages, or says how it ends. */
-static void gate_take(struct engine *en, struct batch_entry *b, uint32_t rows)
+static void gate_take(struct engine *en, struct batch_entry *b, uint32_t rows, uint32_t most)
 {
     struct session *s = b->s;
     struct err e = {0};
-    int rc = seqcache_reserve(s->cache, rows, &e);
+    int rc = seqcache_reserve_within(s->cache, rows, most, &e);
     if (rc == BC_ENOMEM) {
+        while (sharing_shed(en, NULL))
+            ;
         relieve_now(en);
-        rc = seqcache_reserve(s->cache, rows, &e);
+        rc = seqcache_reserve_within(s->cache, rows, most, &e);
     }
     if (rc == BC_ENOMEM && device_full(en, s, bytes_needed(s, rows)))
         b->n = 0;
@@ -362,7 +385,10 @@ static void gate_pages(struct engine *en, struct batch_entry *b)
     b->n = BC_MIN(b->n, budget_room(evict_params(s->ev), seqcache_count(s->cache)));
     bc_assert(b->n > 0);
     uint32_t rows = promised(s) ? s->req->n - s->req->done : b->n;
-    uint64_t need = bytes_needed(s, rows);
+    if (s->budget_bytes > budget_bytes(evict_params(s->ev), pool_page_bytes(s->pool)))
+        sess_ceiling(en, s);
+    uint32_t most = pages_most(en, s, rows), pages = seqcache_pages_within(s->cache, rows, most);
+    uint64_t need = (uint64_t)pages * pool_page_bytes(s->pool);
     if (need > 0 && !may_keep(en, s, need)) {
         no_memory(en, s, need, over_zero(share_reach(en, s), seqcache_bytes_held(s->cache)), &e);
         end_budget(en, b, &e);
@@ -382,17 +408,61 @@ static void gate_pages(struct engine *en, struct batch_entry *b)
         }
         rows = b->n = some;
     }
-    gate_take(en, b, rows);
+    gate_take(en, b, rows, most);
 }
 
-/* A limit that was lowered while running: what is above it goes, in the same order. */
+/* ---- a limit that was lowered while running ---- */
+
+/* What sessions share comes free when all of them have let go of it: one after the other is pruned to
+ * its share, and what is left is copied out of the shared pages. For that, more than before may be held
+ * for a while: a limit is being lowered, and pages come free that were there all the time. False:
+ * nobody is above its share, or can do anything about it. */
+static bool part(struct engine *en, const struct uid_turn *scope)
+{
+    struct payer first = {NULL, 0, 0};
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        uint64_t over = share_overshoot(en, s, 0);
+        if (over > 0 && (scope == NULL || s->turns == scope) &&
+            seqcache_bytes_shared(s->cache) > 0 && may_forget(en, s) == GIVES_NOW)
+            payer_weigh(&first, s, over, 0);
+    }
+    struct session *s = first.s;
+    if (s == NULL)
+        return false;
+    uint64_t page = pool_page_bytes(s->pool), share = share_guaranteed(en, s) / page;
+    uint64_t keep = BC_MAX(share * KN_PAGE_ROWS, (uint64_t)rows_protected(s));
+    uint32_t count = seqcache_count(s->cache);
+    if (count > keep) {
+        prune_start(en, s, PRUNE_PRESSURE, (uint32_t)keep);
+    } else {
+        uint32_t fit = (count + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS;
+        uint32_t most = BC_MAX(fit, (uint32_t)share);
+        uint32_t more = seqcache_pages_within(s->cache, 0, most);
+        if (seqcache_pages(s->cache) <= most ||
+            seqcache_reserve_within(s->cache, 0, most, NULL) < 0)
+            return false;
+        en->page_budget = BC_MAX(en->page_budget, models_held(en) + more * page);
+    }
+    en->worked = true;
+    return true;
+}
+
+/* What is above the limit goes, in the order of the ladder; then what is shared. */
+static bool come_down(struct engine *en, uint64_t over, const struct uid_turn *scope)
+{
+    return ladder(en, NULL, over, scope, over) || part(en, scope);
+}
+
 static void shrink(struct engine *en)
 {
     uint64_t held = models_held(en), kv = share_kv(en), uid = share_uid(en);
+    while (held > kv && sharing_shed(en, NULL))
+        held = models_held(en);
     if (held > kv) {
         relieve_now(en);
         held = models_held(en);
-        if (held > kv && !ladder(en, NULL, held - kv, NULL, held - kv) && !en->shrink_told) {
+        if (held > kv && !come_down(en, held - kv, NULL) && !en->shrink_told) {
             en->shrink_told = true;
             log_warn("engine.pressure",
                      "sessions that never prune hold %llu bytes of caches, %llu above kv_memory",
@@ -401,11 +471,13 @@ static void shrink(struct engine *en)
     }
     for (uint32_t i = 0; uid != UINT64_MAX && i < en->n_sessions; i++) {
         const struct uid_turn *u = en->list[i]->turns;
-        if (share_uid_held(u) <= uid)
+        while (share_uid_held(en, u) > uid && sharing_shed(en, u))
+            ;
+        if (share_uid_held(en, u) <= uid)
             continue;
         relieve_now(en);
-        if (share_uid_held(u) > uid)
-            ladder(en, NULL, share_uid_held(u) - uid, u, share_uid_held(u) - uid);
+        if (share_uid_held(en, u) > uid)
+            come_down(en, share_uid_held(en, u) - uid, u);
     }
     en->page_budget = BC_MAX(en->kv_memory, BC_MIN(en->page_budget, models_held(en)));
 }
@@ -432,13 +504,13 @@ void pressure_reserve(struct engine *en)
 
 void budgets_check(struct engine *en)
 {
-    uint64_t held = 0;
+    const struct ledger_owner *all = ledger_daemon(en->ledger);
+    uint64_t held = models_held(en);
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         const struct session *s = en->list[i];
-        uint64_t mine = seqcache_bytes_held(s->cache);
-        bc_assert(s->budget_bytes == 0 || mine <= s->budget_bytes);
-        held += mine;
+        bc_assert(s->budget_bytes == 0 || seqcache_bytes_held(s->cache) <= s->budget_bytes);
     }
-    bc_assert(held == models_held(en)); /* the sessions' numbers add up to the pools' */
+    /* what is booked, to sessions and as shared, adds up to the pools' numbers */
+    bc_assert(held == ledger_all(all, LEDGER_kv) + ledger_all(all, LEDGER_shared));
     bc_assert(held <= en->page_budget);
 }

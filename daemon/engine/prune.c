@@ -76,7 +76,7 @@ static void prune_done(struct engine *en, struct session *s, const struct evict_
     if (job.reason != PRUNE_BUDGET && !job.self) /* no refill is near: give whole pages back */
         seqcache_compact(s->cache);
     if (job.reason == PRUNE_SHRUNK)
-        s->budget_bytes = job.budget_after;
+        sess_ceiling(en, s);
     share_update(en);
     s->prunes++;
     s->dropped += dropped;

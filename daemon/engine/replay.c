@@ -46,14 +46,9 @@ static int drop_ranges(struct session *s, const struct evict_range *range, uint3
     return rc;
 }
 
-/* What the budget's ceiling is now: not below what is held. */
 static void ceiling_set(struct engine *en, struct session *s)
 {
-    const struct evict_params *p = evict_params(s->ev);
-    uint64_t bytes = budget_bytes(p, pool_page_bytes(s->pool));
-    if (bytes != 0 && seqcache_bytes_held(s->cache) > bytes)
-        seqcache_compact(s->cache);
-    s->budget_bytes = bytes != 0 ? BC_MAX(bytes, seqcache_bytes_held(s->cache)) : 0;
+    sess_ceiling(en, s);
     share_update(en);
 }
 

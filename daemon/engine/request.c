@@ -49,16 +49,27 @@ static int check_whole(const struct session *s, const struct evict_params *p, ui
                                                      : "policy none never prunes");
 }
 
-/* Makes sure of the memory: reserved for a prompt that must be whole, looked at for others. */
+/* The pages of a prompt that is pruned only when all of it is in; without a place for them now, when
+ * others have given what it takes. */
+static int reserve_whole(struct engine *en, struct session *s, const struct evict_params *p,
+                         uint32_t n, struct err *e)
+{
+    if (p->trigger != EVICT_ON_PREFILL_END || !pressure_fits(en, s, n))
+        return BC_OK;
+    return seqcache_reserve(s->cache, n, e);
+}
+
+/* Makes sure of the memory: reserved for a prompt that must be whole, looked at for others. match:
+ * rows that others hold. */
 static int take_memory(struct engine *en, struct session *s, const struct evict_params *p,
-                       uint32_t n, struct err *e)
+                       uint32_t n, uint32_t match, struct err *e)
 {
     bool whole = p->trigger == EVICT_ON_PREFILL_END || !evict_policy_prunes(p->policy);
     int rc = whole ? check_whole(s, p, n, e) : BC_OK;
     if (rc == BC_OK)
-        rc = pressure_admits(en, s, p, n, e);
-    if (rc == BC_OK && p->trigger == EVICT_ON_PREFILL_END && pressure_fits(en, s, n))
-        rc = seqcache_reserve(s->cache, n, e); /* else when others have given what it takes */
+        rc = pressure_admits(en, s, p, n - match, e);
+    if (rc == BC_OK && match == 0)
+        rc = reserve_whole(en, s, p, n, e);
     return rc;
 }
 
@@ -139,7 +150,8 @@ int request_accept(struct engine *en, struct session *s, struct command *c, stru
     struct request *q = request_new(s, c, e);
     if (q == NULL)
         return BC_ENOMEM;
-    if ((rc = take_memory(en, s, &p, (uint32_t)n, e)) < 0) {
+    uint32_t match = sharing_match(s, q);
+    if ((rc = take_memory(en, s, &p, (uint32_t)n, match, e)) < 0) {
         request_free(s, &q);
         return rc;
     }
@@ -153,6 +165,11 @@ int request_accept(struct engine *en, struct session *s, struct command *c, stru
     s->req = q;
     s->last_use_us = q->start_us;
     durable_request(s, q);
+    if (match > 0) {
+        sharing_adopt(s);
+        reserve_whole(en, s, &p, q->n - q->done,
+                      NULL); /* a no is repeated where rows are granted */
+    }
     return BC_OK;
 }
 
@@ -193,6 +210,7 @@ static struct report *end_make(struct session *s, const struct request *q,
     r->u.end.code = e != NULL ? (uint32_t)-e->code : 0;
     r->u.end.tokens_in = q->done > q->lead ? q->done - q->lead : 0;
     r->u.end.tokens_out = q->tokens_out;
+    r->u.end.tokens_adopted = q->adopted;
     r->u.end.tokens_cached = seqcache_count(s->cache);
     r->u.end.prunes = (uint32_t)(s->prunes - s->prunes_at_end);
     r->u.end.tokens_dropped = s->dropped - s->dropped_at_end;
@@ -210,6 +228,14 @@ static struct report *end_make(struct session *s, const struct request *q,
     s->dropped_at_end = s->dropped;
     s->dropped_why = 0;
     return r;
+}
+
+void request_rows_in(struct session *s, struct request *q, uint32_t n)
+{
+    if (q->done == 0) /* the pending token, if there was one, went in */
+        s->has_pending = false;
+    s->tokens_in += q->done == 0 ? n - q->lead : n;
+    q->done += n;
 }
 
 void request_adopt(struct session *s, const struct request *q)
@@ -252,6 +278,7 @@ static void request_close(struct engine *en, struct session *s, enum record_end_
         if (q->done < q->n && evict_params(s->ev)->trigger == EVICT_ON_PREFILL_END)
             seqcache_compact(s->cache); /* gives back what was reserved */
     }
+    sharing_offer(s);
     s->last_use_us = engine_now(en);
     struct report *r = end_make(s, q, reason, e);
     durable_end(s, r);

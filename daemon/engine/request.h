@@ -27,6 +27,7 @@ struct request {
     struct generate_options opt;
     int32_t *ids; /* [n], malloced; kind SCORES: NULL, and n rows go out */
     uint32_t n, done, lead;
+    uint32_t adopted; /* of the prompt: rows that were in the cache of others */
     uint32_t tokens_out, max_tokens;
     enum chat_state chat_before, chat_after;
     bool frozen_was_auto;  /* this request fixed frozen = auto */

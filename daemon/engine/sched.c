@@ -109,6 +109,7 @@ static void pick_prompts(struct engine *en, struct model_ref *m, uint32_t *rows,
     uint32_t n = collect(en, m, TURN_PREFILL);
     while (n > 0 && *rows > 0) {
         struct session *s = turn_next(en, &n, TURN_PREFILL);
+        sharing_adopt(s); /* what a neighbour has evaluated since */
         uint32_t used, take = chunk(en, s, *rows, *outs, &used);
         if (take == 0)
             continue;
@@ -175,13 +176,10 @@ static void entry_fill(struct batch *b, struct batch_entry *x, uint32_t seq)
     }
     b->seqs[seq] = seqcache_view(s->cache);
     b->n_rows += x->n;
-    if (x->decode || q->done == 0) /* the pending token, if there was one, went in */
+    if (x->decode) /* the pending token went in */
         s->has_pending = false;
-    if (!x->decode) {
-        uint32_t prompt = q->done == 0 ? x->n - q->lead : x->n;
-        s->tokens_in += prompt;
-        q->done += x->n;
-    }
+    if (!x->decode)
+        request_rows_in(s, q, x->n);
 }
 
 static int pass(struct model_ref *m, struct err *e)

@@ -150,8 +150,10 @@ static int open_cache(struct engine *en, struct session *s, const struct command
         return rc;
     if ((rc = evict_open(&s->ev, &p, e)) < 0 || (rc = seqcache_open(&s->cache, s->pool, e)) < 0)
         return rc;
+    if ((rc = sharing_join(en, s, e)) < 0)
+        return rc;
     evict_owner(s->ev, &s->owner);
-    seqcache_owner(s->cache, &s->owner, s->turns->owner);
+    seqcache_owner(s->cache, &s->owner, sharing_owner(s));
     return BC_OK;
 }
 
@@ -166,6 +168,7 @@ static void sess_free(struct engine *en, struct session **ps)
     struct session *s = *ps;
     if (s->cache != NULL)
         seqcache_close(&s->cache);
+    sharing_leave(en, s);
     if (s->ev != NULL)
         evict_close(&s->ev);
     if (s->port != NULL)
@@ -277,6 +280,7 @@ void sess_close(struct engine *en, struct session **ps)
     pthread_mutex_lock(&en->lock);
     en->slots[s->id & (en->n_slots - 1)] = NULL;
     pthread_mutex_unlock(&en->lock);
+    sharing_offer(s); /* what it leaves behind was used now */
     struct session *last = en->list[--en->n_sessions];
     en->list[s->at] = last;
     last->at = s->at;
@@ -335,10 +339,33 @@ void sess_remember(struct session *s, uint64_t stream)
 void sess_append(struct session *s, const int32_t *ids, uint32_t n)
 {
     seqcache_append(s->cache, n, ids, (int32_t)s->stream, s->stream);
+    sess_count(s, ids, n);
+}
+
+void sess_count(struct session *s, const int32_t *ids, uint32_t n)
+{
     sess_remember(s, s->stream + n);
     for (uint32_t i = 0; i < n; i++)
         s->recent[(s->stream + i) % s->n_recent] = ids[i];
     s->stream += n;
+}
+
+void sess_ceiling(struct engine *en, struct session *s)
+{
+    const struct evict_params *p = evict_params(s->ev);
+    size_t page = pool_page_bytes(s->pool);
+    uint64_t bytes = budget_bytes(p, page);
+    uint32_t pages = (uint32_t)(bytes / page), n = seqcache_count(s->cache);
+    if (bytes == 0) {
+        s->budget_bytes = 0;
+        return;
+    }
+    if (seqcache_pages(s->cache) > pages)
+        seqcache_compact(s->cache);
+    if (seqcache_pages(s->cache) > pages && n <= (uint64_t)pages * KN_PAGE_ROWS &&
+        pressure_pages(en, s, seqcache_pages_within(s->cache, 0, pages), NULL) == BC_OK)
+        seqcache_reserve_within(s->cache, 0, pages, NULL);
+    s->budget_bytes = BC_MAX(bytes, (uint64_t)seqcache_bytes_held(s->cache));
 }
 
 uint32_t sess_tokens(const struct session *s)
@@ -371,6 +398,7 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
         .row_bytes = pool_row_bytes(s->pool),
         .live = seqcache_bytes_live(s->cache),
         .held = seqcache_bytes_held(s->cache),
+        .shared = seqcache_bytes_shared(s->cache),
         .other = ledger_sum(&s->owner) - ledger_own(&s->owner, LEDGER_kv),
         .prunes = s->prunes,
         .dropped = s->dropped,

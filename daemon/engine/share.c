@@ -5,6 +5,10 @@
  *                                                                     '-- C's overshoot: what others
  *                                                                         may make it forget
  *
+ * What several sessions share is booked once, to their user, but each of them is held to all pages that
+ * it has: what it has of others' pages now it may have to hold alone later, so that the shares suffice
+ * whatever happens to the others. What is sure to stay, and what comes free, counts shared pages once.
+ *
  * Guaranteed share = min(budget, kv_memory x weight / weights of all open sessions, and the same of
  * its user's share), in whole pages. Below it a session is never pruned or refused for anybody's
  * sake. A session that never prunes may grow past its share only into what others are not
@@ -31,9 +35,19 @@ uint64_t share_uid(const struct engine *en)
     return en->limits.uid_bytes > 0 ? en->limits.uid_bytes : UINT64_MAX;
 }
 
-uint64_t share_uid_held(const struct uid_turn *u)
+/* Pages that users share among each other are nobody's: there, each user has all that it holds. */
+uint64_t share_uid_held(const struct engine *en, const struct uid_turn *u)
 {
-    return ledger_all(u->owner, LEDGER_kv) + ledger_all(u->owner, LEDGER_shared);
+    uint64_t held = ledger_all(u->owner, LEDGER_kv) + ledger_all(u->owner, LEDGER_shared);
+    for (uint32_t i = 0; en->opt.share_across_uids && i < en->n_sessions; i++)
+        if (en->list[i]->turns == u)
+            held += seqcache_bytes_shared(en->list[i]->cache);
+    return held;
+}
+
+uint64_t share_alone(const struct session *s)
+{
+    return seqcache_bytes_held(s->cache) - seqcache_bytes_shared(s->cache);
 }
 
 static uint64_t run_bytes(const struct session *s)
@@ -103,24 +117,42 @@ uint64_t share_overshoot(const struct engine *en, const struct session *s, uint6
     return held > g ? held - g : 0;
 }
 
-/* What pressure cannot take from v; for a session that could not give it back, v's whole share. */
-static uint64_t floor_of(const struct engine *en, const struct session *v, bool reserve)
+/* What pressure cannot take from v, of the `held` bytes; for a session that could not give it back, v's
+ * whole share. */
+static uint64_t floor_of(const struct engine *en, const struct session *v, uint64_t held,
+                         bool reserve)
 {
-    uint64_t held = seqcache_bytes_held(v->cache), g = share_guaranteed(en, v);
+    uint64_t g = share_guaranteed(en, v);
     uint64_t least = evict_policy_prunes(evict_params(v->ev)->policy) ? BC_MIN(held, g) : held;
     return reserve ? BC_MAX(least, g) : least;
 }
 
+/* Pages that several sessions hold, each once; those that nobody holds can go at any time. */
+static uint64_t shared_held(const struct engine *en, const struct uid_turn *scope)
+{
+    uint64_t idle = sharing_idle(en, scope);
+    uint64_t all =
+        ledger_all(scope != NULL ? scope->owner : ledger_daemon(en->ledger), LEDGER_shared);
+    return all - BC_MIN(all, idle);
+}
+
+/* Two sums of what others keep, both too high rather than too low: with shared pages once, or as if
+ * each of them held its part of them alone. */
 static uint64_t reach_in(const struct engine *en, const struct session *s, uint64_t limit,
                          const struct uid_turn *scope)
 {
-    bool gives = evict_policy_prunes(evict_params(s->ev)->policy);
-    uint64_t taken = 0;
+    bool reserve = !evict_policy_prunes(evict_params(s->ev)->policy) && !share_turns(en);
+    uint64_t each = 0, once = shared_held(en, scope), mine = seqcache_bytes_shared(s->cache);
     for (uint32_t i = 0; i < en->n_sessions; i++) {
         const struct session *v = en->list[i];
-        if (v != s && (scope == NULL || v->turns == scope))
-            taken += floor_of(en, v, !gives && !share_turns(en));
+        if (v == s || (scope != NULL && v->turns != scope))
+            continue;
+        each += floor_of(en, v, seqcache_bytes_held(v->cache), reserve);
+        once += floor_of(en, v, share_alone(v), reserve);
     }
+    once -= BC_MIN(once, mine);
+    bool apart = scope == NULL || !en->opt.share_across_uids; /* else: see share_uid_held */
+    uint64_t taken = apart ? BC_MIN(each, once) : each;
     return limit > taken ? limit - taken : 0;
 }
 

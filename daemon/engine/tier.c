@@ -185,6 +185,7 @@ void tier_run(struct engine *en)
     en->tier.freed = false;
     spill_idle(en, engine_now(en));
     keep_alive_run(en, engine_now(en));
+    sharing_run(en, engine_now(en));
     replays_run(en);
 }
 
@@ -235,6 +236,7 @@ void tier_came(struct engine *en, struct transfer *t)
     lodging_drop(en, s);
     en->tier.returns++;
     transfer_free(en, &t);
+    sharing_offer(s);              /* pages that others hold still are held once again */
     if (s->replay_after != NULL) { /* a daemon before this one made the image: what came after it */
         struct replay *r = s->replay_after;
         s->replay_after = NULL;
@@ -327,12 +329,12 @@ bool tier_relieve(struct engine *en, const struct session *s, const struct uid_t
     for (uint32_t i = 0; i < en->n_sessions; i++)
         if (en->list[i]->lodging.place == PLACE_LEAVING &&
             (scope == NULL || en->list[i]->turns == scope))
-            coming += seqcache_bytes_held(en->list[i]->cache);
+            coming += share_alone(en->list[i]);
     while (coming < bytes && engine_now(en) >= en->tier.retry_us) {
         struct session *idle = idle_oldest(en, s, scope);
         if (idle == NULL || tier_leave(en, idle, &e) < 0)
             break;
-        coming += seqcache_bytes_held(idle->cache);
+        coming += share_alone(idle);
     }
     return coming >= bytes;
 }

@@ -178,6 +178,9 @@ int transfer_fits(struct engine *en, struct transfer *t, struct err *e)
     struct session *s = t->s;
     uint64_t need = (uint64_t)spill_pages(t->sp) * pool_page_bytes(s->pool);
     int rc = spill_fits(t->sp, pool_kv(s->pool), s->m->info.identity, e);
+    uint64_t rows = spill_rows(t->sp), all = (rows + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS;
+    if (s->budget_bytes != 0 && all * pool_page_bytes(s->pool) <= s->budget_bytes)
+        s->budget_bytes = BC_MAX(s->budget_bytes, need); /* it shared pages: see sess_ceiling */
     if (rc == BC_OK && s->budget_bytes != 0 && need > s->budget_bytes)
         rc = err_amount(e, BC_EBUDGET, "budget_bytes", need, s->budget_bytes,
                         "%llu bytes of cache, and a budget of %llu", (unsigned long long)need,
@@ -232,6 +235,8 @@ static int in_apply(struct transfer *t, struct err *e)
     if (st == NULL)
         return err_nomem(e, sizeof *st);
     int rc = sess_state_get(bytes, n, st, e);
+    if (spill_origin(t->sp).arithmetic != models_arithmetic(t->s->m))
+        t->s->foreign = true;
     if (rc == BC_OK && (t->why == WHY_RESTORE || t->s->replay_after != NULL))
         rc = sess_state_apply(t->s, st, spill_rows(t->sp), e);
     else if (rc == BC_OK)

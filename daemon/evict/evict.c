@@ -87,6 +87,12 @@ int evict_set_params(struct evict *ev, const struct evict_params *p, struct err 
     return 0;
 }
 
+bool evict_can_score(const struct evict *ev)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    return !ev->params.policy->needs_query || ev->query != NULL;
+}
+
 void evict_note_query(struct evict *ev, const float *query, uint32_t len)
 {
     MAGIC_OK(ev, EVICT_MAGIC);

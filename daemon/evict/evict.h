@@ -111,6 +111,8 @@ uint64_t budget_bytes(const struct evict_params *p, size_t page_bytes);
 /* After a pass that appended rows of this session: remembers the newest token's last-layer query
  * [n_heads * head_dim], if the policy needs it. */
 void evict_note_query(struct evict *ev, const float *query, uint32_t len);
+/* False: the policy looks at the newest token's query, and none was noted yet. */
+bool evict_can_score(const struct evict *ev);
 
 /* state.c: as bytes, and back. What is read is checked; on failure nothing has changed. */
 struct bytes_out;

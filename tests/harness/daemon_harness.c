@@ -84,6 +84,7 @@ static void spawn(struct dh *d, const char *const *more)
     argv[n++] = (char *)"--parent-fd=3";
     argv[n++] = (char *)"--kv-memory=512MiB";
     argv[n++] = (char *)"--state-dir=none"; /* unless the test says where */
+    argv[n++] = (char *)"--prefix-keep=0";  /* what nobody holds goes at once */
     for (; more != NULL && *more != NULL && n < ARGS_MAX - 1; more++)
         argv[n++] = (char *)(uintptr_t)*more;
     argv[n] = NULL;

@@ -165,13 +165,19 @@ static void malloc_has_given_out_what_is_booked(void **state)
     eh_close(&h);
 }
 
+static void apart(struct engine_options *o, void *arg)
+{
+    (void)arg;
+    o->no_prefixes = true;
+}
+
 /* Cache pages that are full of rows are resident memory, and only they. */
 static void full_pages_are_resident(void **state)
 {
     (void)state;
     if (!OWN_ALLOCATOR)
         skip();
-    struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
+    struct eh *h = eh_open("tiny-llama.gguf", apart, NULL);
     struct generate_options o = eh_greedy(0);
     uint64_t warm = eh_session(h, &(struct eh_ask){.policy = "none"});
     eh_ids(h, warm, prompt, 512, &o);

@@ -257,6 +257,7 @@ static void scores_know_when_they_cannot(void **state)
 static void tight(struct engine_options *o, void *arg)
 {
     (void)arg;
+    o->no_prefixes = true;          /* their prompts are the same */
     o->kv_memory = 6 * 34304 + 100; /* six pages of f16, plain rows */
     o->session_budget = 4 * 34304;
 }

@@ -55,12 +55,14 @@ struct setting {
     uint64_t host, disk, after, kv_memory;
     const char *dir;
     const struct disk_io *io;
+    bool apart;
 };
 
 static void apply(struct engine_options *o, void *arg)
 {
     const struct setting *s = arg;
     o->host_tier = s->host;
+    o->no_prefixes = s->apart; /* every session has all of its pages to itself */
     o->disk_tier = s->disk;
     o->spill_after_us = s->after;
     o->state_dir = s->dir;
@@ -198,7 +200,7 @@ static void who_wants_pages_gets_those_of_the_idle(void **state)
     for (int k = 0; k < TURNS; k++)
         turn(a, s, k);
     uint64_t held = counts(a).kv_held;
-    struct setting tight = {.host = 64 << 20, .kv_memory = held + page};
+    struct setting tight = {.host = 64 << 20, .kv_memory = held + page, .apart = true};
     struct eh *b = eh_open("tiny-llama.gguf", apply, &tight);
     uint64_t t[3] = {eh_session(b, &ask), eh_session(b, &ask), eh_session(b, &ask)};
     for (int k = 0; k < TURNS; k++)
@@ -368,7 +370,8 @@ static void neighbours_go_on_meanwhile(void **state)
 {
     enum { BIG = 20 };
     (void)state;
-    struct setting host = {.host = 1u << 30, .after = 1, .kv_memory = 1u << 30}, stays = {0};
+    struct setting host = {.host = 1u << 30, .after = 1, .kv_memory = 1u << 30, .apart = true},
+                   stays = {0};
     struct eh *a = eh_open("tiny-llama.gguf", apply, &stays);
     struct eh *b = eh_open("tiny-llama.gguf", apply, &host);
     struct generate_options none = eh_greedy(0), many = eh_greedy(300);
