@@ -171,7 +171,7 @@ DEV void rows_store(const struct attn_args &a, const struct attn_work &w, uint32
 }
 
 template <int D, int WARPS, int BN>
-__global__ void __launch_bounds__(WARPS * 32) attn_half(struct attn_args a)
+__global__ void __launch_bounds__(WARPS * 32, 1) attn_half(struct attn_args a)
 {
     typedef attn_shape<D, WARPS, BN> L;
     DYN_SMEM(half_t, ks);

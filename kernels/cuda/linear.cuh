@@ -83,4 +83,42 @@ void gemv_floats(struct cuda *c, enum kn_type type, struct jobs *j, const float 
 uint32_t gemm_pad(uint32_t rows);
 int gemm_open(struct cuda *c);
 void gemm_quantised(struct cuda *c, enum kn_type type, struct jobs *j, const struct x_int8 *x);
+/* Eight values (16-bit types) or four from 16 bytes. */
+template <int TYPE> DEV void chunk_values(uint4 v, float *ret)
+{
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (TYPE == KN_F32) {
+            ret[i] = __uint_as_float(w[i]);
+        } else if (TYPE == KN_F16) {
+            float2 f = unpack2(w[i]);
+            ret[2 * i] = f.x;
+            ret[2 * i + 1] = f.y;
+        } else {
+            ret[2 * i] = bf2f((uint16_t)w[i]);
+            ret[2 * i + 1] = bf2f((uint16_t)(w[i] >> 16));
+        }
+    }
+}
+
+/* N values of a row of activations from `col` on; those behind the row's end are zero. */
+template <int N> DEV void x_values(const float *x, uint32_t cols, uint32_t col, float *ret)
+{
+    if (cols % N == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            float4 v = *(const float4 *)(x + col + i);
+            ret[i] = v.x;
+            ret[i + 1] = v.y;
+            ret[i + 2] = v.z;
+            ret[i + 3] = v.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        ret[i] = col + i < cols ? x[col + i] : 0.0f;
+}
+
 #endif

@@ -37,7 +37,7 @@ DEV void head_norm(float *x, const float *gain, uint32_t d, float eps)
     __syncwarp();
 }
 
-__global__ void __launch_bounds__(ROPE_THREADS)
+__global__ void __launch_bounds__(ROPE_THREADS, 4)
     rope(float *x, const int32_t *positions, struct kn_rope r)
 {
     DYN_SMEM(float, angles); /* [n_rot / 2] sines, then cosines */

@@ -42,19 +42,23 @@ __global__ void __launch_bounds__(128)
         ret[row] = acc;
 }
 
-__global__ void __launch_bounds__(128) logit_float(int type, struct packed p, const float *x,
-                                                   const int32_t *ids, uint32_t rows, float *ret)
+template <int TYPE>
+__global__ void __launch_bounds__(128)
+    logit_float(struct packed p, const float *x, const int32_t *ids, uint32_t rows, float *ret)
 {
+    constexpr int N = TYPE == KN_F32 ? 4 : 8; /* values of 16 bytes */
     uint32_t row = blockIdx.x * 4 + (uint32_t)warp_id();
     if (row >= rows)
         return;
-    size_t at = (size_t)ids[row] * p.ld;
+    const uint8_t *weights = p.a + (size_t)ids[row] * p.ld * (16 / N);
     float acc = 0.0f;
-    for (uint32_t i = (uint32_t)lane_id(); i < p.cols; i += 32) {
-        float w = type == KN_F32   ? ((const float *)p.a)[at + i]
-                  : type == KN_F16 ? h2f(((const half_t *)p.a)[at + i])
-                                   : bf2f(((const uint16_t *)p.a)[at + i]);
-        acc = fmaf(w, x[(size_t)row * p.cols + i], acc);
+    for (uint32_t at = (uint32_t)lane_id(); at * N < p.ld; at += 32) {
+        float w[N], v[N];
+        chunk_values<TYPE>(ld_stream16(weights + (size_t)at * 16), w);
+        x_values<N>(x + (size_t)row * p.cols, p.cols, at * N, v);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            acc = fmaf(w[i], v[i], acc);
     }
     acc = warp_sum(acc);
     if (lane_id() == 0)
@@ -67,11 +71,18 @@ static void logits_run(struct cuda *c, const struct kn_weight *w, const float *x
     dim3 grid((rows + 3) / 4);
 #define LOGIT(TYPE)                                                                                \
     KERNEL(c, (logit_quantised<quant<TYPE>>), grid, dim3(128), 0, w->p, x, ids, rows, ret)
+#define LOGIT_FLOAT(TYPE)                                                                          \
+    KERNEL(c, (logit_float<TYPE>), grid, dim3(128), 0, w->p, x, ids, rows, ret)
     if (kn_int8_format(w->type))
         QUANT_SWITCH(w->type, LOGIT)
+    else if (w->type == KN_F32)
+        LOGIT_FLOAT(KN_F32);
+    else if (w->type == KN_F16)
+        LOGIT_FLOAT(KN_F16);
     else
-        KERNEL(c, logit_float, grid, dim3(128), 0, (int)w->type, w->p, x, ids, rows, ret);
+        LOGIT_FLOAT(KN_BF16);
 #undef LOGIT
+#undef LOGIT_FLOAT
 }
 
 void cuda_row_logit(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
