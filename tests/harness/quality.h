@@ -1,0 +1,34 @@
+/* quality.h: what a backend's arithmetic does to a model: perplexity of a text, and greedy answers, by the whole
+ * engine. Two backends compared this way say whether the fast one is as good as the exact one.
+ *
+ *     struct eh *h = quality_open(model, &(struct quality_how){"ref", "f32", 1});
+ *     double nll = quality_nll(h, "f32", ids, n);     perplexity of n tokens: exp(nll / (n - 1))
+ *     quality_answer(h, "f32", 3, &a);
+ *     eh_close(&h);
+ */
+#ifndef BACKCAST_TEST_QUALITY_H
+#define BACKCAST_TEST_QUALITY_H
+#include "engine_harness.h"
+
+#define QUALITY_WINDOW 1024u /* tokens of a text that are read as one */
+#define QUALITY_ANSWER 32u   /* tokens */
+#define QUALITY_PROMPTS 20u
+
+struct quality_how {
+    const char *backend, *kv_type;
+    uint32_t threads;
+};
+struct quality_answer {
+    uint32_t n;
+    int32_t ids[QUALITY_ANSWER];
+};
+
+struct eh *quality_open(const char *model, const struct quality_how *how);
+/* Tokens of the texts of these files, one after another, at most max. *ret malloced. Any failure ends the test. */
+uint32_t quality_tokens(const char *model, const char *const *files, uint32_t max, int32_t **ret);
+/* Sum of -log p of tokens 1 .. n - 1, each behind all before it; n <= QUALITY_WINDOW. */
+double quality_nll(struct eh *h, const char *kv_type, const int32_t *ids, uint32_t n);
+/* The answer to question i < QUALITY_PROMPTS of a fixed list, as a chat: greedy, to the end token or QUALITY_ANSWER. */
+void quality_answer(struct eh *h, const char *kv_type, uint32_t i, struct quality_answer *ret);
+bool quality_equal(const struct quality_answer *a, const struct quality_answer *b);
+#endif
