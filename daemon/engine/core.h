@@ -175,6 +175,7 @@ struct session {
     uint64_t turn[2];
     uint32_t pick_n; /* rows of the pass that is being made; 0: none */
 
+    double row_us; /* what a row of its refresh takes, about; 0: not known */
     uint64_t prunes, dropped, tokens_in, tokens_out, prune_micros, last_use_us;
     uint64_t prunes_at_end, dropped_at_end;
     uint32_t dropped_why; /* since the last END: bits 1 << enum record_prune_reason */
@@ -209,6 +210,8 @@ struct engine {
     struct uid_turn *uids;    /* [max_sessions] */
     struct session **cand;    /* [max_sessions] scratch of the scheduler */
     uint32_t score_rows_left; /* of this step */
+    bool neighbours;          /* this step's pass has decodes: refreshes take short slices */
+    uint64_t decode_us;       /* what a pass of decodes alone takes, about; 0: none yet */
     bool worked;              /* this step did something */
     atomic_bool failed;       /* the device is gone: nothing runs any more */
     struct err failure;
@@ -515,6 +518,9 @@ void prune_start(struct engine *en, struct session *s, enum record_prune_reason 
 void prune_abort(struct session *s);
 /* Refreshes and scores under way: score_rows_left rows of them. */
 void prunes_run(struct engine *en);
+/* Rows of s's refresh that may run before the next pass, and what they took: micros 0 if it was not a whole slice. */
+uint32_t slice_rows(const struct engine *en, const struct session *s);
+void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t micros);
 
 /* scores.c */
 void scores_command(struct engine *en, struct command *c);

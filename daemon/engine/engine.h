@@ -78,7 +78,7 @@ struct engine_options {
     void *now_arg;
     uint32_t max_rows;           /* rows of a pass: decodes first, the rest is prefill; 0: 512 */
     uint32_t prefill_chunk;      /* most prompt rows of one session in one pass; 0: 256 */
-    uint32_t score_rows;         /* most refresh rows of a session between two passes; 0: 512 */
+    uint32_t score_rows;         /* most refresh rows between two passes; 0: 256 */
     uint32_t max_sessions;       /* 0: ENGINE_SESSIONS_MAX */
     uint32_t max_tokens_default; /* 0: 512 */
     void (*wake)(

@@ -2,7 +2,7 @@
  *
  *   pressure_reserve
  *     1  a full cache that must grow     --> prune to keep            (policy none: END budget)
- *     2  prunes under way, first come first served, at most score_rows rows a step  --> WORKING
+ *     2  prunes under way, first come first served, a slice of rows a step (prune.c) --> WORKING
  *     3  rows granted = min(wanted, room in the budget); pages taken  --> OK
  *        no page left: the order under pressure, each rung only when the one above was not enough
  *          -  beginnings of prompts that no session holds any more go       at once, no token lost
@@ -482,6 +482,16 @@ static void shrink(struct engine *en)
     en->page_budget = BC_MAX(en->kv_memory, BC_MIN(en->page_budget, models_held(en)));
 }
 
+/* Whether somebody waits for the next word while caches are refreshed. */
+static bool any_decodes(struct engine *en)
+{
+    for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))
+        for (uint32_t i = 0; i < m->batch.n_entries; i++)
+            if (m->batch.entries[i].decode && !m->batch.entries[i].s->prune.active)
+                return true;
+    return false;
+}
+
 void pressure_reserve(struct engine *en)
 {
     en->score_rows_left = en->opt.score_rows;
@@ -491,6 +501,7 @@ void pressure_reserve(struct engine *en)
         for (uint32_t i = 0; i < m->batch.n_entries; i++)
             if (!m->batch.entries[i].s->prune.active)
                 gate_budget(en, &m->batch.entries[i]);
+    en->neighbours = any_decodes(en);
     prunes_run(en);
     for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))
         for (uint32_t i = 0; i < m->batch.n_entries; i++) {

@@ -6,12 +6,22 @@
  *
  * Prunes run one after the other in the order in which they were started, between passes, so that
  * neighbours keep decoding; scores for whoever asked run in what is left of a step.
+ *
+ *   nobody decodes     slice of score_rows rows
+ *   neighbours decode  | slice | pass | slice | pass | ...      a slice as long as SLICE_PASSES passes: the gap between two
+ *                                                               tokens of a neighbour is what it was, and SLICE_PASSES more
+ *
+ * What a pass and what a row of the refresh take is measured while it runs; the first slice of a session's first refresh is
+ * SLICE_FIRST rows. Where a refresh is cut changes no bit of its result, so time decides nothing but time.
  */
 #include "core.h"
 #include "log.h"
 #include <stdio.h>
 #include <string.h>
 
+#define SLICE_FIRST 8u
+#define SLICE_MIN 4u /* they take about as long as one: weights are read once for all */
+#define SLICE_PASSES 1.5
 #define DEAF_US                                                                                    \
     1000000u /* a session whose prune for others failed is not asked again for so long */
 
@@ -117,16 +127,48 @@ static void prune_failed(struct engine *en, struct session *s, const struct err 
         engine_fail(en, e);
 }
 
+/* ---- slices ---- */
+
+static bool can_be_cut(const struct session *s)
+{
+    const struct evict_policy *p = evict_params(s->ev)->policy;
+    return p->score_rows != NULL || p->walker != NULL;
+}
+
+uint32_t slice_rows(const struct engine *en, const struct session *s)
+{
+    uint32_t rows = en->score_rows_left;
+    if (!en->neighbours || !can_be_cut(s))
+        return rows;
+    if (en->decode_us == 0 || s->row_us == 0)
+        return BC_MIN(rows, SLICE_FIRST);
+    double fit = SLICE_PASSES * (double)en->decode_us / s->row_us;
+    return fit < (double)rows ? BC_MAX((uint32_t)fit, BC_MIN(rows, SLICE_MIN)) : rows;
+}
+
+void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t micros)
+{
+    bool short_one = en->neighbours && can_be_cut(s);
+    en->score_rows_left -= short_one ? en->score_rows_left : rows;
+    if (micros == 0)
+        return;
+    double now = (double)micros / rows;
+    s->row_us = s->row_us == 0 ? now : (s->row_us + now) / 2;
+}
+
 /* One block of rows of one session's refresh. */
 static void prune_step(struct engine *en, struct session *s)
 {
     struct evict_record rec;
     enum evict_answer answer;
     struct err e = {0};
-    uint32_t rows = en->score_rows_left;
+    uint32_t rows = slice_rows(en, s);
+    uint64_t start = engine_now(en);
+    uint32_t n = BC_MIN(rows, seqcache_count(s->cache));
     en->worked = true;
-    en->score_rows_left -= BC_MIN(rows, seqcache_count(s->cache));
     int rc = evict_run(s->ev, s->m->model, s->cache, s->prune.keep, rows, &answer, &rec, &e);
+    bool working = rc == BC_OK && answer == EVICT_WORKING;
+    slice_done(en, s, n, working ? engine_now(en) - start : 0);
     if (rc < 0)
         prune_failed(en, s, &e);
     else if (answer == EVICT_DONE)

@@ -221,6 +221,8 @@ static int pass(struct model_ref *m, struct err *e)
 
 void batch_forward(struct engine *en)
 {
+    uint64_t start = engine_now(en);
+    uint32_t rows = 0, decodes = 0;
     for (struct model_ref *m = models_ready(en->models); m != NULL && !en->failed;
          m = models_ready(m->next)) {
         struct err e = {0};
@@ -230,5 +232,12 @@ void batch_forward(struct engine *en)
             engine_fail(en, &e);
         if (m->batch.n_rows > 0)
             en->worked = true;
+        rows += m->batch.n_rows;
+        for (uint32_t i = 0; i < m->batch.n_entries; i++)
+            decodes += m->batch.entries[i].decode ? m->batch.entries[i].n : 0;
+    }
+    if (rows > 0 && rows == decodes) { /* nobody's prompt: how long a next word takes */
+        uint64_t us = engine_now(en) - start;
+        en->decode_us = en->decode_us == 0 ? us : (7 * en->decode_us + us) / 8;
     }
 }

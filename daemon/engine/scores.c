@@ -21,6 +21,8 @@ void scores_abort(struct session *s)
 {
     if (s->scoring.value != NULL)
         ledger_credit(&s->owner, LEDGER_refresh, job_bytes(s->scoring.n, s->scoring.total));
+    if (s->scoring.active && s->ev != NULL)
+        evict_abort(s->ev); /* a walk under way writes into value */
     free(s->scoring.value);
     free(s->scoring.row);
     s->scoring = (struct scoring){0};
@@ -176,19 +178,13 @@ static void scores_stream(struct engine *en, struct session *s)
 static int score_block(struct engine *en, struct session *s, struct err *e)
 {
     struct scoring *job = &s->scoring;
-    const struct evict_policy *policy = evict_params(s->ev)->policy;
-    struct model *m = s->m->model;
-    if (policy->score_rows == NULL) { /* cannot be cut */
-        en->score_rows_left -= BC_MIN(en->score_rows_left, job->n);
-        job->done = job->n;
-        return evict_scores(s->ev, m, s->cache, job->value, e);
-    }
-    uint32_t n = BC_MIN(en->score_rows_left, job->n - job->done);
-    struct evict_rows rows = {.first = job->done, .end = job->done + n};
-    en->score_rows_left -= n;
-    job->done += n;
-    return n == 0 ? BC_OK
-                  : policy->score_rows(s->ev, m, s->cache, rows, job->value + rows.first, e);
+    uint32_t rows = slice_rows(en, s), before = job->done;
+    uint64_t start = engine_now(en);
+    int rc = evict_scores_some(s->ev, s->m->model, s->cache, rows, &job->done, job->value, e);
+    if (rc == BC_OK)
+        slice_done(en, s, BC_MIN(rows, job->n), job->done < job->n ? engine_now(en) - start : 0);
+    bc_assert(job->done >= before);
+    return rc;
 }
 
 void scores_run(struct engine *en, struct session *s)

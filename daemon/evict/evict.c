@@ -1,7 +1,7 @@
 /* evict.c: the one driver of a prune.
  *
  *   job_begin       which rows need a value; all the memory that the run will want
- *   job_score       a value per row, in blocks: WORKING until all are there
+ *   rows_score      a value per row, in blocks: WORKING until all are there
  *   select_span     a token is judged by its neighbourhood (counter-causal policies, span > 1)
  *   select_keep     frozen and recent rows, then the lowest values
  *   policy->kept    the policy's state follows the selection
@@ -145,9 +145,11 @@ static uint64_t record_bytes(uint32_t n, uint32_t keep)
            (n - BC_MIN(n, keep) + (uint64_t)1) * sizeof(struct evict_range);
 }
 
-uint64_t evict_run_bytes(const struct evict_params *p, uint32_t n)
+uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n)
 {
-    return evict_policy_prunes(p->policy) ? job_bytes(n) + record_bytes(n, 0) : 0;
+    if (!evict_policy_prunes(p->policy))
+        return 0;
+    return job_bytes(n) + record_bytes(n, 0) + walk_bytes(p, kv, n);
 }
 
 static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, struct err *e)
@@ -163,6 +165,7 @@ static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, 
                        "keep_tokens %u: must be at least 1 and hold the %llu frozen and recent "
                        "tokens",
                        keep, (unsigned long long)held_back);
+    bc_assert(!ev->walk.active); /* scores under way: the caller waits for them */
     *job = (struct evict_job){.active = true, .keep = keep, .n = n};
     if (n > keep)
         job->want = rows_wanted(p, n);
@@ -174,7 +177,7 @@ static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, 
     job->pooled = calloc(n + 1, sizeof *job->pooled);
     job->order = calloc(n + 1, sizeof *job->order);
     if (!ev->keep || !ev->dropped || !job->value || !job->pooled || !job->order)
-        return err_nomem(e, evict_run_bytes(p, n));
+        return err_nomem(e, job_bytes(n) + record_bytes(n, keep));
     rebook(ev, LEDGER_refresh, &ev->booked_job, job_bytes(n));
     rebook(ev, LEDGER_refresh, &ev->booked_record, record_bytes(n, keep));
     return 0;
@@ -183,6 +186,7 @@ static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, 
 void evict_abort(struct evict *ev)
 {
     MAGIC_OK(ev, EVICT_MAGIC);
+    walk_close(ev);
     free(ev->job.value);
     free(ev->job.pooled);
     free(ev->job.order);
@@ -200,31 +204,33 @@ void evict_forget(struct evict *ev)
     rebook(ev, LEDGER_refresh, &ev->booked_record, 0);
 }
 
-/* Values of rows [rows.first, rows.end); a policy that cannot be cut gives those of all. */
+/* Values of rows from *next to `end`, at most max_rows of them (0: all); *next moves on. value [count]. A policy that is not cut
+ * by rows gives all of them, in its last piece. */
 static int rows_score(struct evict *ev, struct model *m, const struct seqcache *s,
-                      struct evict_rows rows, float *ret, struct err *e)
+                      uint32_t max_rows, uint32_t *next, uint32_t end, float *value, struct err *e)
 {
     const struct evict_policy *policy = ev->params.policy;
     struct kn *kn = pool_kn(seqcache_pool(s));
-    int rc = policy->score != NULL ? policy->score(ev, m, s, ret, e)
-                                   : policy->score_rows(ev, m, s, rows, ret, e);
+    struct evict_rows rows = {.first = *next, .end = end};
+    bool done = true;
+    int rc;
+    if (rows.first == rows.end)
+        return 0;
+    if (policy->walker != NULL) {
+        rc = walk_some(ev, s, max_rows, value, &done, e);
+    } else if (policy->score != NULL) {
+        rc = policy->score(ev, m, s, value, e);
+    } else {
+        if (max_rows > 0)
+            rows.end = rows.first + BC_MIN(max_rows, rows.end - rows.first);
+        rc = policy->score_rows(ev, m, s, rows, value + rows.first, e);
+    }
     if (rc == 0 && kn->ops->status(kn) != KN_OK)
         rc = err_set(e, BC_EDEVICE, "", "device %s failed while policy %s scored: %s", kn->name,
                      policy->name, kn->failed);
+    if (rc == 0 && done)
+        *next = rows.end;
     return rc;
-}
-
-static int job_score(struct evict *ev, struct model *m, const struct seqcache *s, uint32_t max_rows,
-                     struct err *e)
-{
-    struct evict_job *job = &ev->job;
-    struct evict_rows rows = {.first = job->next, .end = job->want.end};
-    if (max_rows > 0 && ev->params.policy->score_rows != NULL)
-        rows.end = rows.first + BC_MIN(max_rows, rows.end - rows.first);
-    if (rows.first == rows.end)
-        return 0;
-    job->next = rows.end;
-    return rows_score(ev, m, s, rows, job->value + rows.first, e);
 }
 
 /* The values that the selection ranks: no unprotected row's window reaches out of `want`. */
@@ -293,7 +299,7 @@ int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t ke
     uint64_t started = clock_us();
     int rc = job->active ? 0 : job_begin(ev, s, keep, e);
     if (rc == 0)
-        rc = job_score(ev, m, s, max_rows, e);
+        rc = rows_score(ev, m, s, max_rows, &job->next, job->want.end, job->value, e);
     if (rc < 0) {
         evict_abort(ev);
         return rc;
@@ -318,13 +324,22 @@ int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t ke
     return 0;
 }
 
-int evict_scores(struct evict *ev, struct model *m, const struct seqcache *s, float *ret,
-                 struct err *e)
+int evict_scores_some(struct evict *ev, struct model *m, const struct seqcache *s,
+                      uint32_t max_rows, uint32_t *done, float *ret, struct err *e)
 {
     MAGIC_OK(ev, EVICT_MAGIC);
     if (!evict_policy_prunes(ev->params.policy))
         return err_set(e, BC_EINVALID, "policy", "policy %s has no scores",
                        ev->params.policy->name);
-    struct evict_rows all = {.first = 0, .end = seqcache_count(s)};
-    return all.end > 0 ? rows_score(ev, m, s, all, ret, e) : 0;
+    int rc = rows_score(ev, m, s, max_rows, done, seqcache_count(s), ret, e);
+    if (rc < 0)
+        walk_close(ev);
+    return rc;
+}
+
+int evict_scores(struct evict *ev, struct model *m, const struct seqcache *s, float *ret,
+                 struct err *e)
+{
+    uint32_t done = 0;
+    return evict_scores_some(ev, m, s, 0, &done, ret, e);
 }

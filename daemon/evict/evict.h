@@ -59,6 +59,8 @@ struct evict_rows {
     uint32_t first, end;
 }; /* cache indices */
 
+struct evict_walker; /* policy.h */
+
 struct evict_policy {
     const char *name;
     const char *summary; /* one sentence: docs and help are made from it */
@@ -68,14 +70,16 @@ struct evict_policy {
     bool fast;
     size_t row_state_bytes; /* per cached token, follows evictions; <= 4, in POOL_INDEX_BYTES */
 
-    /* Exactly one of the two (none: neither). A value: higher = goes first; ties keep the earlier.
+    /* Exactly one of the three (none: none). A value: higher = goes first; ties keep the earlier.
      * -INFINITY: always kept.
-     * score: the whole cache at once, ret_value [count].
-     * score_rows: rows do not depend on each other, so that a refresh can be cut; [end - first]. */
+     * score: the whole cache at once, ret_value [count]: for what costs less than a decode step.
+     * score_rows: rows do not depend on each other, so that a refresh can be cut; [end - first].
+     * walker: goes over the keys of all layers, and can be cut between any two slices of them. */
     int (*score)(struct evict *ev, struct model *m, const struct seqcache *s, float *ret_value,
                  struct err *e);
     int (*score_rows)(struct evict *ev, struct model *m, const struct seqcache *s,
                       struct evict_rows rows, float *ret_value, struct err *e);
+    const struct evict_walker *walker;
     /* optional: a selection was made, keep[] ascending, of n before; value [n] as scored. */
     void (*kept)(struct evict *ev, const float *value, const uint32_t *keep, uint32_t n_keep);
 };
@@ -144,7 +148,7 @@ struct evict_record {
 enum evict_answer { EVICT_DONE, EVICT_WORKING };
 
 /* Prunes to `keep` tokens (a cache that holds no more is left alone, and the record says so). Work
- * is cut: at most max_rows score rows a call, 0: all at once. EVICT_WORKING: call again; nothing
+ * is cut: at most max_rows score rows a call (of a walk: as many slices of keys as so many rows have, at least one), 0: all at once. EVICT_WORKING: call again; nothing
  * has changed yet, and the cache must not change in between. evict_abort forgets the unfinished
  * run. */
 int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t keep,
@@ -153,11 +157,15 @@ int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t ke
 void evict_abort(struct evict *ev);
 /* Frees the arrays of the last record. */
 void evict_forget(struct evict *ev);
-/* Bytes that a run over n tokens takes beside the cache, at most. */
-uint64_t evict_run_bytes(const struct evict_params *p, uint32_t n);
+/* Bytes that a run over n tokens in pages of that shape takes beside the cache, at most. */
+uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n);
 /* The policy's value of each cached token (before spans), for `backcast scores`. [count] */
 int evict_scores(struct evict *ev, struct model *m, const struct seqcache *s, float *ret,
                  struct err *e);
+/* The same in pieces, cut as evict_run is. *done: 0 before the first call; count: all is there. The cache must not change
+ * in between, nor a run begin; evict_abort ends it early. */
+int evict_scores_some(struct evict *ev, struct model *m, const struct seqcache *s,
+                      uint32_t max_rows, uint32_t *done, float *ret, struct err *e);
 
 /* select.c: pure.
  * ret[i] = a low quantile of the values within (span - 1) / 2 of i: the one at ascending index

@@ -24,19 +24,23 @@ struct hitters {
     float *query;   /* [n][head_dim], scaled by 1 / sqrt(head_dim) */
     float *max;     /* [n] */
     float *inverse; /* [n] 1 / sum of exp(x - max); the sum itself during walk 1 */
+    float room[];   /* of all three */
 };
 
-static int hitters_open(struct hitters *ret, uint32_t n, uint32_t head_dim, struct err *e)
+static uint32_t frozen_of(const struct evict_params *p, uint32_t n)
 {
-    size_t count = (size_t)n * (head_dim + 2);
-    float *block = calloc(count, sizeof *block);
-    if (block == NULL)
-        return err_nomem(e, count * sizeof *block);
-    *ret = (struct hitters){.n = n,
-                            .query = block,
-                            .max = block + (size_t)n * head_dim,
-                            .inverse = block + (size_t)n * (head_dim + 1)};
-    return 0;
+    return BC_MIN(evict_frozen(p), n - 1);
+}
+
+static uint32_t queries_of(const struct evict_params *p, uint32_t n)
+{
+    return BC_MIN(BC_MAX(p->recent, 1u), n - frozen_of(p, n));
+}
+
+static size_t state_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n)
+{
+    size_t count = n > 0 ? (size_t)queries_of(p, n) * kv->n_kv_heads : 0;
+    return sizeof(struct hitters) + count * (kv->head_dim + 2) * sizeof(float);
 }
 
 /* The keys of the cache's last rows as queries. */
@@ -54,43 +58,53 @@ static float logit(const struct hitters *t, const struct keys *k, uint32_t q, ui
     return keys_dot(t->query + (size_t)q * k->head_dim, keys_at(k, i, q % k->n_heads), k->head_dim);
 }
 
-/* Walk 1 over rows frozen.. of the layer. */
-static void softmax_measure(struct hitters *t, struct keys *k, uint32_t layer, uint32_t frozen)
+static void start(struct evict_walk *w)
 {
-    for (uint32_t q = 0; q < t->n; q++) {
-        t->max[q] = -FLT_MAX;
-        t->inverse[q] = 0;
-    }
-    for (uint32_t first = frozen, count; first < k->seq.n; first += count) {
-        count = keys_load(k, layer, first);
-        for (uint32_t q = 0; q < t->n; q++)
-            for (uint32_t i = 0; i < count; i++) {
-                float x = logit(t, k, q, i);
-                if (x > t->max[q]) {
-                    t->inverse[q] *= expf(t->max[q] - x);
-                    t->max[q] = x;
-                }
-                t->inverse[q] += expf(x - t->max[q]);
-            }
-    }
+    struct hitters *t = w->state;
+    if (w->round == 0)
+        queries_load(t, &w->keys, w->layer);
     for (uint32_t q = 0; q < t->n; q++)
-        t->inverse[q] = 1.0f / t->inverse[q];
+        if (w->round == 0) {
+            t->max[q] = -FLT_MAX;
+            t->inverse[q] = 0;
+        } else {
+            t->inverse[q] = 1.0f / t->inverse[q];
+        }
+}
+
+/* Walk 1. */
+static void softmax_measure(struct hitters *t, const struct keys *k, uint32_t count)
+{
+    for (uint32_t q = 0; q < t->n; q++)
+        for (uint32_t i = 0; i < count; i++) {
+            float x = logit(t, k, q, i);
+            if (x > t->max[q]) {
+                t->inverse[q] *= expf(t->max[q] - x);
+                t->max[q] = x;
+            }
+            t->inverse[q] += expf(x - t->max[q]);
+        }
 }
 
 /* Walk 2: takes each key's share of attention off its value, for high mass stays. */
-static void attention_take(const struct hitters *t, struct keys *k, uint32_t layer, uint32_t frozen,
+static void attention_take(const struct hitters *t, const struct keys *k, uint32_t count,
                            float *value)
 {
     float share = 1.0f / (float)(k->n_layers * k->n_heads);
-    for (uint32_t first = frozen, count; first < k->seq.n; first += count) {
-        count = keys_load(k, layer, first);
-        for (uint32_t i = 0; i < count; i++) {
-            float sum = 0;
-            for (uint32_t q = 0; q < t->n; q++)
-                sum += expf(logit(t, k, q, i) - t->max[q]) * t->inverse[q];
-            value[first + i] -= share * sum;
-        }
+    for (uint32_t i = 0; i < count; i++) {
+        float sum = 0;
+        for (uint32_t q = 0; q < t->n; q++)
+            sum += expf(logit(t, k, q, i) - t->max[q]) * t->inverse[q];
+        value[i] -= share * sum;
     }
+}
+
+static void slice(struct evict_walk *w, uint32_t count)
+{
+    if (w->round == 0)
+        softmax_measure(w->state, &w->keys, count);
+    else
+        attention_take(w->state, &w->keys, count, w->value + w->first);
 }
 
 /* Room for the mass of n tokens now, so that `kept` cannot fail. */
@@ -106,32 +120,26 @@ static int mass_reserve(struct evict *ev, uint32_t n, struct err *e)
     return 0;
 }
 
-static int score(struct evict *ev, struct model *m, const struct seqcache *s, float *ret_value,
-                 struct err *e)
+static int open(struct evict *ev, struct evict_walk *w, struct err *e)
 {
-    (void)m;
-    struct hitters t = {0};
-    struct keys k;
-    int rc = keys_open(&k, s, e);
+    const struct keys *k = &w->keys;
+    struct hitters *t = w->state;
+    uint32_t n = k->seq.n;
+    int rc = mass_reserve(ev, n, e);
     if (rc < 0)
         return rc;
-    uint32_t n = k.seq.n, frozen = BC_MIN(evict_frozen(&ev->params), n - 1);
-    uint32_t n_queries = BC_MIN(BC_MAX(ev->params.recent, 1u), n - frozen);
-    if ((rc = mass_reserve(ev, n, e)) < 0 ||
-        (rc = hitters_open(&t, n_queries * k.n_heads, k.head_dim, e)) < 0)
-        goto out;
+    w->from = frozen_of(&ev->params, n);
+    t->n = queries_of(&ev->params, n) * k->n_heads;
+    t->query = t->room;
+    t->max = t->room + (size_t)t->n * k->head_dim;
+    t->inverse = t->max + t->n;
     for (uint32_t i = 0; i < n; i++)
-        ret_value[i] = i < ev->n_mass && i >= frozen ? -ev->mass[i] : 0;
-    for (uint32_t layer = 0; layer < k.n_layers; layer++) {
-        queries_load(&t, &k, layer);
-        softmax_measure(&t, &k, layer, frozen);
-        attention_take(&t, &k, layer, frozen, ret_value);
-    }
-out:
-    free(t.query);
-    keys_close(&k);
-    return rc;
+        w->value[i] = i < ev->n_mass && i >= w->from ? -ev->mass[i] : 0;
+    return 0;
 }
+
+static const struct evict_walker walker = {
+    .rounds = 2, .state_bytes = state_bytes, .open = open, .start = start, .slice = slice};
 
 /* The refresh counts only when something was evicted by it: to look at the scores changes nothing.
  */
@@ -147,6 +155,6 @@ const struct evict_policy policy_h2o = {
     .name = "h2o",
     .summary = "Keeps heavy hitters: tokens with the most attention mass so far.",
     .row_state_bytes = sizeof(float),
-    .score = score,
+    .walker = &walker,
     .kept = kept,
 };

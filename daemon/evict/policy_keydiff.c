@@ -5,7 +5,6 @@
  * the cosines. */
 #include "policy.h"
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static float inverse_norm(const float *v, uint32_t n)
@@ -14,19 +13,28 @@ static float inverse_norm(const float *v, uint32_t n)
     return norm > 0 ? 1.0f / norm : 0;
 }
 
-/* sum [n_heads][head_dim]: of the layer's normalised keys, then made unit vectors. */
-static void layer_directions(struct keys *k, uint32_t layer, float *sum)
+static size_t state_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n)
 {
-    memset(sum, 0, (size_t)k->n_heads * k->head_dim * sizeof *sum);
-    for (uint32_t first = 0, count; first < k->seq.n; first += count) {
-        count = keys_load(k, layer, first);
-        for (uint32_t i = 0; i < count; i++)
-            for (uint32_t h = 0; h < k->n_heads; h++) {
-                const float *key = keys_at(k, i, h);
-                float scale = inverse_norm(key, k->head_dim);
-                for (uint32_t d = 0; d < k->head_dim; d++)
-                    sum[h * k->head_dim + d] += scale * key[d];
-            }
+    (void)p, (void)n;
+    return (size_t)kv->n_kv_heads * kv->head_dim * sizeof(float);
+}
+
+static int open(struct evict *ev, struct evict_walk *w, struct err *e)
+{
+    (void)ev, (void)e;
+    for (uint32_t i = 0; i < w->keys.seq.n; i++)
+        w->value[i] = 0;
+    return 0;
+}
+
+/* The state, [n_heads][head_dim]: sums of the layer's normalised keys; from the second round on, unit vectors. */
+static void start(struct evict_walk *w)
+{
+    const struct keys *k = &w->keys;
+    float *sum = w->state;
+    if (w->round == 0) {
+        memset(sum, 0, (size_t)k->n_heads * k->head_dim * sizeof *sum);
+        return;
     }
     for (uint32_t h = 0; h < k->n_heads; h++) {
         float *mean = sum + h * k->head_dim, scale = inverse_norm(mean, k->head_dim);
@@ -35,49 +43,46 @@ static void layer_directions(struct keys *k, uint32_t layer, float *sum)
     }
 }
 
-/* value += share x cosine, for every token and head of the layer. */
-static void layer_cosines(struct keys *k, uint32_t layer, const float *mean, float *value)
+static void directions_add(struct evict_walk *w, uint32_t count)
 {
-    float share = 1.0f / (float)(k->n_layers * k->n_heads);
-    for (uint32_t first = 0, count; first < k->seq.n; first += count) {
-        count = keys_load(k, layer, first);
-        for (uint32_t i = 0; i < count; i++)
-            for (uint32_t h = 0; h < k->n_heads; h++) {
-                const float *key = keys_at(k, i, h);
-                float dot = keys_dot(key, mean + h * k->head_dim, k->head_dim);
-                value[first + i] += share * dot * inverse_norm(key, k->head_dim);
-            }
-    }
+    const struct keys *k = &w->keys;
+    float *sum = w->state;
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t h = 0; h < k->n_heads; h++) {
+            const float *key = keys_at(k, i, h);
+            float scale = inverse_norm(key, k->head_dim);
+            for (uint32_t d = 0; d < k->head_dim; d++)
+                sum[h * k->head_dim + d] += scale * key[d];
+        }
 }
 
-static int score(struct evict *ev, struct model *m, const struct seqcache *s, float *ret_value,
-                 struct err *e)
+/* value += share x cosine, for every token and head of the slice. */
+static void cosines_add(struct evict_walk *w, uint32_t count)
 {
-    (void)ev, (void)m;
-    struct keys k;
-    int rc = keys_open(&k, s, e);
-    if (rc < 0)
-        return rc;
-    size_t bytes = (size_t)k.n_heads * k.head_dim * sizeof(float);
-    float *mean = malloc(bytes);
-    if (mean == NULL) {
-        rc = err_nomem(e, bytes);
-        goto out;
-    }
-    for (uint32_t i = 0; i < k.seq.n; i++)
-        ret_value[i] = 0;
-    for (uint32_t layer = 0; layer < k.n_layers; layer++) {
-        layer_directions(&k, layer, mean);
-        layer_cosines(&k, layer, mean, ret_value);
-    }
-out:
-    free(mean);
-    keys_close(&k);
-    return rc;
+    const struct keys *k = &w->keys;
+    const float *mean = w->state;
+    float share = 1.0f / (float)(k->n_layers * k->n_heads);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t h = 0; h < k->n_heads; h++) {
+            const float *key = keys_at(k, i, h);
+            float dot = keys_dot(key, mean + h * k->head_dim, k->head_dim);
+            w->value[w->first + i] += share * dot * inverse_norm(key, k->head_dim);
+        }
 }
+
+static void slice(struct evict_walk *w, uint32_t count)
+{
+    if (w->round == 0)
+        directions_add(w, count);
+    else
+        cosines_add(w, count);
+}
+
+static const struct evict_walker walker = {
+    .rounds = 2, .state_bytes = state_bytes, .open = open, .start = start, .slice = slice};
 
 const struct evict_policy policy_keydiff = {
     .name = "keydiff",
     .summary = "Keeps tokens whose keys point away from the mean key of their head.",
-    .score = score,
+    .walker = &walker,
 };

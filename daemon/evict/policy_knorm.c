@@ -4,32 +4,38 @@
 #include "policy.h"
 #include <math.h>
 
-static int score(struct evict *ev, struct model *m, const struct seqcache *s, float *ret_value,
-                 struct err *e)
+static size_t state_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n)
 {
-    (void)ev, (void)m;
-    struct keys k;
-    int rc = keys_open(&k, s, e);
-    if (rc < 0)
-        return rc;
-    float share = 1.0f / (float)(k.n_layers * k.n_heads);
-    for (uint32_t i = 0; i < k.seq.n; i++)
-        ret_value[i] = 0;
-    for (uint32_t layer = 0; layer < k.n_layers; layer++)
-        for (uint32_t first = 0, count; first < k.seq.n; first += count) {
-            count = keys_load(&k, layer, first);
-            for (uint32_t i = 0; i < count; i++)
-                for (uint32_t h = 0; h < k.n_heads; h++) {
-                    const float *key = keys_at(&k, i, h);
-                    ret_value[first + i] += share * sqrtf(keys_dot(key, key, k.head_dim));
-                }
-        }
-    keys_close(&k);
+    (void)p, (void)kv, (void)n;
     return 0;
 }
+
+static int open(struct evict *ev, struct evict_walk *w, struct err *e)
+{
+    (void)ev, (void)e;
+    for (uint32_t i = 0; i < w->keys.seq.n; i++)
+        w->value[i] = 0;
+    return 0;
+}
+
+static void slice(struct evict_walk *w, uint32_t count)
+{
+    const struct keys *k = &w->keys;
+    float share = 1.0f / (float)(k->n_layers * k->n_heads);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t h = 0; h < k->n_heads; h++) {
+            const float *key = keys_at(k, i, h);
+            w->value[w->first + i] += share * sqrtf(keys_dot(key, key, k->head_dim));
+        }
+}
+
+static const struct evict_walker walker = {.rounds = 1,
+                                           .state_bytes = state_bytes,
+                                           .open = open,
+                                           .slice = slice};
 
 const struct evict_policy policy_knorm = {
     .name = "knorm",
     .summary = "Keeps tokens whose keys have a small norm, mean over layers and heads.",
-    .score = score,
+    .walker = &walker,
 };

@@ -43,5 +43,5 @@ const struct evict_policy *evict_policy_find(const char *name)
 
 bool evict_policy_prunes(const struct evict_policy *p)
 {
-    return p->score != NULL || p->score_rows != NULL;
+    return p->score != NULL || p->score_rows != NULL || p->walker != NULL;
 }

@@ -32,7 +32,8 @@ static int setup(void **state)
 struct world {
     uint32_t pages, tokens, uid_pages, max_pages;
 };
-#define SCRATCH(tokens) ((tokens) > 0 ? 32u * ((tokens) + 1u) : 0u)
+#define WALK (64u * 2 * 16 * 4 + 32 + 32 * 2 * (16 + 2) * 4) /* h2o: keys of 64 rows, 32 queries */
+#define SCRATCH(tokens) ((tokens) > 0 ? 32u * ((tokens) + 1u) + WALK : 0u)
 static void world_set(struct engine_options *o, void *arg)
 {
     const struct world *w = arg;
