@@ -144,6 +144,7 @@ int cmd_prune(struct args *a);
 int cmd_close(struct args *a);
 int cmd_save(struct args *a);
 int cmd_restore(struct args *a);
+int cmd_fork(struct args *a);
 int cmd_scores(struct args *a);
 int cmd_map(struct args *a);
 int cmd_tokenize(struct args *a);

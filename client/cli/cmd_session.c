@@ -1,4 +1,4 @@
-/* cmd_session.c: budget, prune, close, save, restore, scores: calls about a session by its number or name. */
+/* cmd_session.c: budget, prune, close, save, restore, fork, scores: calls about a session by its number or name. */
 #include <stdlib.h>
 #include <string.h>
 #include "cli.h"
@@ -187,6 +187,27 @@ struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
             break;
         }
     return t;
+}
+
+int cmd_fork(struct args *a)
+{
+    struct link l;
+    backcast_session *s;
+    uint64_t id;
+    int rc = link_open(&l, a, false);
+
+    if (rc != CLI_FINE)
+        return rc;
+    rc = CLI_FAILED;
+    if (session_find(l.c, a->rest[0], &id)) {
+        int err = backcast_fork_by_id(l.c, id, a->rest[1], &s);
+        if (err < 0)
+            say_failure(l.c, err, "fork");
+        else
+            rc = after_print(a, l.c, backcast_session_id(s), "is made");
+    }
+    link_close(&l);
+    return rc;
 }
 
 int cmd_scores(struct args *a)

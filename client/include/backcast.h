@@ -260,8 +260,10 @@ int backcast_session_scores(backcast_session *s, struct backcast_score **ret, si
 /* The same with rows of the dropped tokens between them (flag 4, score 0), in the order of the stream;
  * their ids are known for the newest 65,536 of it. Any policy: "none" has scores of 0. */
 int backcast_session_map(backcast_session *s, struct backcast_score **ret, size_t *ret_n);
-int backcast_session_fork(backcast_session *s,
-                          backcast_session **ret); /* BACKCAST_EUNSUPPORTED so far */
+/* A second session that is what s, at rest (else BACKCAST_EBUSY), is now: same tokens, same parameters.
+ * Nothing is copied; both go on, each by itself. A durable session cannot be forked
+ * (BACKCAST_EUNSUPPORTED). */
+int backcast_session_fork(backcast_session *s, backcast_session **ret);
 /* The session, at rest (else BACKCAST_EBUSY), as a file of the daemon's that outlives it; one of that
  * name is replaced. Returns when the file is safe. Name: 1 to 64 of A-Z a-z 0-9 . _ - */
 int backcast_session_save(backcast_session *s, const char *name);
@@ -317,6 +319,8 @@ int backcast_budget_by_id(backcast *c, uint64_t id, uint64_t bytes, uint32_t tok
 int backcast_prune_by_id(backcast *c, uint64_t id, uint32_t keep_tokens);
 int backcast_close_by_id(backcast *c, uint64_t id);
 int backcast_save_by_id(backcast *c, uint64_t id, const char *name);
+/* A session of this user; name of the new one, NULL: none. */
+int backcast_fork_by_id(backcast *c, uint64_t id, const char *name, backcast_session **ret);
 /* Scores of another connection's session (same user). */
 int backcast_scores_by_id(backcast *c, uint64_t id, struct backcast_score **ret, size_t *ret_n);
 int backcast_map_by_id(backcast *c, uint64_t id, struct backcast_score **ret, size_t *ret_n);

@@ -468,14 +468,22 @@ int backcast_session_prune(backcast_session *s, uint32_t keep_tokens)
 
 int backcast_session_fork(backcast_session *s, backcast_session **ret)
 {
-    Backcast__Fork m = BACKCAST__FORK__INIT;
-    struct call call = {FRAME_FORK, &m.base, FRAME_SESSION_OPENED, CALL_MS, NULL, NULL, NULL};
     int rc = session_check(s);
+    return rc < 0 ? rc : backcast_fork_by_id(s->c, s->id, NULL, ret);
+}
 
-    (void)ret;
+int backcast_fork_by_id(backcast *c, uint64_t id, const char *name, backcast_session **ret)
+{
+    Backcast__Fork m = BACKCAST__FORK__INIT;
+
+    fail_clear(c);
+    int rc = conn_check(c);
+    if (rc < 0)
+        return rc;
     m.has_session = true;
-    m.session = s->id;
-    return rc < 0 ? rc : conn_call(s->c, &call);
+    m.session = id;
+    text_set(&m.has_name, &m.name, name);
+    return session_make(c, FRAME_FORK, &m.base, ret);
 }
 
 int backcast_session_save(backcast_session *s, const char *name)

@@ -457,7 +457,8 @@ void command_refuse(struct engine *en, struct command **pc, const struct err *e)
 static struct session *wants_cache(struct engine *en, const struct command *c)
 {
     bool needs = c->type == CMD_BUDGET || c->type == CMD_PRUNE || c->type == CMD_SCORES ||
-                 c->type == CMD_SAVE || (c->type == CMD_GENERATE && c->own.m != NULL);
+                 c->type == CMD_SAVE || c->type == CMD_FORK ||
+                 (c->type == CMD_GENERATE && c->own.m != NULL);
     struct session *s = needs && !en->failed ? sess_find(en, c->session) : NULL;
     if (s == NULL || (s->uid != c->uid && !c->admin) ||
         (c->type == CMD_GENERATE && s->conn != c->conn))
@@ -493,6 +494,9 @@ void command_run(struct engine *en, struct command **pc)
         break;
     case CMD_RESTORE:
         restore_command(en, pc);
+        break;
+    case CMD_FORK:
+        fork_command(en, c);
         break;
     case CMD_CANCEL:
         run_cancel(en, c);

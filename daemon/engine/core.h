@@ -373,6 +373,9 @@ void recover_all(struct engine *en);
 void recover_give_up(struct engine *en, struct session *s, const struct err *e);
 int recover_rebuild(struct engine *en, struct session *s, struct err *e);
 
+/* fork.c */
+void fork_command(struct engine *en, struct command *c);
+
 /* save.c: commands, and the ends of their transfers */
 void save_command(struct engine *en, struct command **c);
 void save_done(struct engine *en, struct transfer *t);

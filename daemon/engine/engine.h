@@ -120,6 +120,7 @@ enum command_type {
     CMD_ATTACH,  /* a named session gets a new owner connection */
     CMD_SAVE,    /* a session at rest as a file */
     CMD_RESTORE, /* a new session out of one */
+    CMD_FORK,    /* a new session that is what one at rest is now */
     CMD_LIMITS,  /* new kv_memory, limits and default budget: what is above them goes at once */
 };
 
@@ -224,6 +225,11 @@ struct command {
         struct {
             char name[65]; /* of the file: an older one of that name is replaced */
         } save;
+        struct {
+            char name[65]; /* of the new one; "": none */
+            char client[64];
+            struct session_port *port;
+        } fork;
         struct {
             char name[65]; /* of the file, and of the session */
             char client[64];

@@ -27,6 +27,7 @@ void command_free(struct command **pc)
     struct session_port **port = c->type == CMD_OPEN      ? &c->u.open.port
                                  : c->type == CMD_ATTACH  ? &c->u.attach.port
                                  : c->type == CMD_RESTORE ? &c->u.restore.port
+                                 : c->type == CMD_FORK    ? &c->u.fork.port
                                                           : NULL;
     if (c->own.holds_port)
         port_drop(port);

@@ -124,6 +124,7 @@ int engine_post(struct engine *en, struct command **pc, struct err *e)
     struct session_port *port = c->type == CMD_OPEN      ? c->u.open.port
                                 : c->type == CMD_ATTACH  ? c->u.attach.port
                                 : c->type == CMD_RESTORE ? c->u.restore.port
+                                : c->type == CMD_FORK    ? c->u.fork.port
                                                          : NULL;
     if (port != NULL) {
         port->refs++;

@@ -8,7 +8,7 @@ static int damaged(struct err *e, const char *what)
     return err_set(e, BC_ECORRUPT, "state", "the session's state is damaged: %s", what);
 }
 
-static const char *template_name(const struct session *s)
+const char *sess_template(const struct session *s)
 {
     return s->chat == s->m->chat ? "" : chat_name(s->chat);
 }
@@ -27,7 +27,7 @@ void sess_state_put(const struct session *s, struct bytes_out *o)
     bytes_put_text(o, s->client);
     bytes_put_text(o, s->m->name);
     bytes_put_text(o, s->m->path);
-    bytes_put_text(o, template_name(s));
+    bytes_put_text(o, sess_template(s));
     bytes_put_text(o, kn_kv_type_find(s->kv_type)->name);
     evict_request_put(&s->ask, o);
     evict_params_put(evict_params(s->ev), o);

@@ -31,6 +31,7 @@ struct sess_state {
     size_t n_policy;
 };
 
+const char *sess_template(const struct session *s); /* as it was asked for; "": the model's own */
 void sess_state_put(const struct session *s, struct bytes_out *o);
 /* BC_ECORRUPT, BC_EVERSION. Points into bytes. */
 int sess_state_get(const void *bytes, size_t n, struct sess_state *ret, struct err *e);

@@ -249,14 +249,6 @@ static int on_unload(struct conn *c, uint32_t id, const ProtobufCMessage *pm, st
     return model_command(c, id, CMD_UNLOAD, FRAME_UNLOAD_MODEL, &m->model, e);
 }
 
-static int on_later(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
-{
-    (void)c;
-    (void)id;
-    return err_set(e, BC_EUNSUPPORTED, "", "%s: this daemon keeps no journal and makes no copies",
-                   pm->descriptor->short_name);
-}
-
 /* ---- the table */
 
 static const struct {
@@ -272,7 +264,7 @@ static const struct {
     {FRAME_SET_BUDGET, on_set_budget},
     {FRAME_PRUNE, on_prune},
     {FRAME_SCORES, on_scores},
-    {FRAME_FORK, on_later},
+    {FRAME_FORK, dispatch_fork},
     {FRAME_SAVE, on_save},
     {FRAME_RESTORE, dispatch_restore},
     {FRAME_STAT, on_stat},

@@ -10,7 +10,8 @@
 typedef int handler_fn(struct conn *c, uint32_t request_id, const ProtobufCMessage *m,
                        struct err *e);
 
-handler_fn dispatch_hello, dispatch_open, dispatch_restore, dispatch_attach, dispatch_generate;
+handler_fn dispatch_hello, dispatch_open, dispatch_restore, dispatch_fork, dispatch_attach,
+    dispatch_generate;
 
 #define TEXT_INLINE_MAX 16384u
 #define TOKENS_MAX (1u << 24) /* of budgets and the like */

@@ -1,4 +1,4 @@
-/* open.c: Hello, OpenSession, Restore, Attach: how a client comes in and gets its rings. */
+/* open.c: Hello, OpenSession, Restore, Fork, Attach: how a client comes in and gets its rings. */
 #include "dispatch.h"
 #include "log.h"
 #include <stdio.h>
@@ -269,6 +269,38 @@ int dispatch_restore(struct conn *c, uint32_t id, const ProtobufCMessage *pm, st
         snprintf(cmd->u.restore.client, sizeof cmd->u.restore.client, "%.63s", c->client);
         cmd->u.restore.port = st->port;
         rc = request_post(c, &cmd, FRAME_RESTORE, 0, st, e);
+    }
+    if (rc < 0)
+        stream_drop(st, rc);
+    return rc;
+}
+
+/* ---- Fork */
+
+int dispatch_fork(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
+{
+    const Backcast__Fork *m = (const Backcast__Fork *)pm;
+    char name[NAME_BYTES_MAX] = "";
+    struct stream *of, *st = NULL;
+    struct command *cmd = NULL;
+    uint64_t ring_size = 0;
+    int rc = any_stream(c, m->has_session, m->session, &of, e);
+    if (rc == BC_OK && m->has_name && m->name.len > 0)
+        rc = field_name("name", &m->name, name, sizeof name, e);
+    if (rc < 0 || (rc = ring_size_read(m->has_ring_bytes, m->ring_bytes, &ring_size, e)) < 0)
+        return rc;
+    if (of->upload.command != NULL)
+        return err_set(e, BC_EBUSY, "session", "session %llu has a prompt under way",
+                       (unsigned long long)m->session);
+    if (name[0] != '\0' && stream_named(c->server, c->uid, name) != NULL)
+        return err_set(e, BC_EBUSY, "name", "a session of this user is called %s already", name);
+    if ((rc = stream_new(c, name, ring_size, &st, e)) < 0)
+        return rc;
+    if ((rc = request_new(c, id, CMD_FORK, m->session, &cmd, e)) == BC_OK) {
+        memcpy(cmd->u.fork.name, name, sizeof cmd->u.fork.name);
+        snprintf(cmd->u.fork.client, sizeof cmd->u.fork.client, "%.63s", c->client);
+        cmd->u.fork.port = st->port;
+        rc = request_post(c, &cmd, FRAME_FORK, 0, st, e);
     }
     if (rc < 0)
         stream_drop(st, rc);

@@ -117,7 +117,7 @@ static void on_error(struct server *s, struct conn *c, struct pending *p, const 
     uint32_t id = p->request_id;
     uint16_t type = p->type;
     pending_free(s, &p, false);
-    if ((type == FRAME_OPEN_SESSION || type == FRAME_RESTORE) && st != NULL)
+    if ((type == FRAME_OPEN_SESSION || type == FRAME_RESTORE || type == FRAME_FORK) && st != NULL)
         stream_drop(st, r->u.error.code);
     else if (type == FRAME_ATTACH && st != NULL)
         stream_attach_failed(st);

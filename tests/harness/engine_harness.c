@@ -258,6 +258,14 @@ uint32_t eh_post_restore_as(struct eh *h, const char *name, uint64_t conn, uint3
     return eh_post(h, c);
 }
 
+uint32_t eh_post_fork(struct eh *h, uint64_t session, const char *name)
+{
+    struct command *c = eh_command(h, CMD_FORK, session);
+    snprintf(c->u.fork.name, sizeof c->u.fork.name, "%s", name != NULL ? name : "");
+    c->u.fork.port = stream_await(h, c);
+    return eh_post(h, c);
+}
+
 uint32_t eh_post_restore(struct eh *h, const char *name)
 {
     return eh_post_restore_as(h, name, EH_CONN, EH_UID);

@@ -411,7 +411,11 @@ static void calls_of_later_parts_answer_unsupported(void **state)
     Backcast__Save sv = BACKCAST__SAVE__INIT;
     Backcast__Restore rs = BACKCAST__RESTORE__INIT;
     Backcast__OpenSession o = BACKCAST__OPEN_SESSION__INIT;
-    raw_call_fails(r, FRAME_FORK, &f.base, 6, NULL);
+    raw_call_fails(r, FRAME_FORK, &f.base, 1, "session");
+    f.has_session = f.has_name = 1;
+    f.session = 77;
+    f.name = (ProtobufCBinaryData){3, (uint8_t *)"a/b"};
+    raw_call_fails(r, FRAME_FORK, &f.base, 2, "session");
     rs.has_name = 1; /* this daemon was told to keep nothing on disk */
     rs.name = (ProtobufCBinaryData){1, (uint8_t *)"x"};
     raw_call_fails(r, FRAME_RESTORE, &rs.base, 6, "state_dir");

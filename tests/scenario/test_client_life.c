@@ -536,7 +536,6 @@ static void bad_requests_name_their_field(void **state)
     assert_int_equal(backcast_prompt_ids(s, ids, 0, &good), BACKCAST_EINVALID);
     assert_true(backcast_chat(s, "wizard", "hi", 2, &good) < 0);
     assert_string_equal(backcast_last_error_field(c), "role");
-    assert_int_equal(backcast_session_fork(s, &t), BACKCAST_EUNSUPPORTED);
     assert_int_equal(backcast_session_save(s, "x"), BACKCAST_EUNSUPPORTED);
     assert_int_equal(backcast_session_restore(c, "x", &t), BACKCAST_EUNSUPPORTED);
     assert_null(t);

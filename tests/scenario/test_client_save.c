@@ -106,6 +106,52 @@ static void a_saved_session_goes_on_in_the_next_daemon(void **state)
     answer_free(&go_on);
 }
 
+/* The library forks, the command forks by name, and both say what the one session would have said. */
+static void a_fork_says_what_the_session_would_have_said(void **state)
+{
+    (void)state;
+    struct dh *d = daemon_start();
+    backcast *c = connected(d);
+    struct backcast_session_options o = answer_budget("h2o", 60);
+    struct backcast_session_info info;
+    backcast_session *s, *f, *g;
+    struct answer a[4] = {{0}};
+    o.name = "trunk";
+    assert_int_equal(backcast_session_open(c, &o, &s), 0);
+    ask(c, s, first, &a[0]);
+    assert_int_equal(backcast_session_fork(s, &f), 0);
+    backcast_session_info(f, &info);
+    assert_int_equal(info.budget_tokens, 60);
+    assert_string_equal(info.policy, "h2o");
+    const char *twig[] = {COMMAND, "fork", "--socket", d->socket, "trunk", "twig", NULL};
+    struct prog_result r = prog_run(twig, NULL, NULL);
+    assert_int_equal(r.exit_code, 0);
+    assert_non_null(strstr(r.out, "is made"));
+    prog_free(&r);
+    r = prog_run(twig, NULL, NULL); /* the name is taken now */
+    assert_int_equal(r.exit_code, 1);
+    assert_non_null(strstr(r.err, "twig"));
+    prog_free(&r);
+    ask(c, s, second, &a[1]);
+    ask(c, f, second, &a[2]);
+    backcast_session_close(&s);
+    /* the command has gone; the session has a name, and stays */
+    int rc = backcast_session_attach(c, "twig", &g);
+    for (int tries = 0; rc == BACKCAST_EBUSY && tries < 500; tries++, usleep(10000))
+        rc = backcast_session_attach(c, "twig", &g);
+    assert_int_equal(rc, 0);
+    ask(c, g, second, &a[3]);
+    for (int i = 2; i < 4; i++) {
+        assert_true(answer_equal(&a[1], &a[i]));
+        assert_int_equal(a[i].first_stream, a[1].first_stream);
+    }
+    assert_int_equal(backcast_fork_by_id(c, 12345, NULL, &g), BACKCAST_EUNKNOWN);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+    for (int i = 0; i < 4; i++)
+        answer_free(&a[i]);
+}
+
 static void the_command_saves_and_restores(void **state)
 {
     (void)state;
@@ -230,6 +276,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_saved_session_goes_on_in_the_next_daemon),
+        cmocka_unit_test(a_fork_says_what_the_session_would_have_said),
         cmocka_unit_test(the_command_saves_and_restores),
         cmocka_unit_test(a_state_folder_has_one_daemon),
         cmocka_unit_test(without_a_state_folder_it_says_so),
