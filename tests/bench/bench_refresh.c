@@ -1,4 +1,5 @@
 /* bench_refresh MODEL.gguf [--threads N] [--backend NAME] [--isa NAME] [--kv-type TYPE] [--n 256,512,...] [--reps 5]
+ *               [--block 256]
  *
  * What a refresh of n cached tokens costs: the four counter-causal scores (all layers or the last one, logit or log-probability) of
  * every row, beside a prefill of the same n tokens and one decode step at depth n, all in the blocks of rows that the engine
@@ -16,13 +17,15 @@
 
 #define SIZES_MAX 16
 #define REPS_MAX 50u
-#define BLOCK 256u      /* rows: the engine's prefill_chunk and score_rows */
+#define BLOCK                                                                                      \
+    256u /* rows: the engine's prefill_chunk and score_rows, unless --block says another number */
+#define BLOCK_MAX 16384u
 #define LONG_US 4000000 /* what takes longer is done once more, not `reps` times */
 
 struct options {
     const char *model, *kv_type;
     struct kn_options kn;
-    uint32_t n[SIZES_MAX], n_sizes, reps;
+    uint32_t n[SIZES_MAX], n_sizes, reps, block;
 };
 
 /* A model and one sequence. */
@@ -53,7 +56,7 @@ static void check(int rc, const struct err *e)
 static int usage(void)
 {
     fprintf(stderr, "usage: bench_refresh MODEL.gguf [--threads N] [--backend NAME] [--isa NAME]\n"
-                    "       [--kv-type TYPE] [--n 256,512,...] [--reps N]\n");
+                    "       [--kv-type TYPE] [--n 256,512,...] [--reps N] [--block N]\n");
     return 2;
 }
 
@@ -75,7 +78,8 @@ static bool parse(struct options *o, int argc, char **argv)
                           .kv_type = "f16",
                           .n = {256, 512, 1024, 2048, 4096, 8192},
                           .n_sizes = 6,
-                          .reps = 5};
+                          .reps = 5,
+                          .block = BLOCK};
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (a[0] != '-') {
@@ -94,11 +98,13 @@ static bool parse(struct options *o, int argc, char **argv)
                 o->kv_type = v;
             else if (strcmp(a, "--reps") == 0)
                 o->reps = (uint32_t)strtoul(v, NULL, 10);
+            else if (strcmp(a, "--block") == 0)
+                o->block = (uint32_t)strtoul(v, NULL, 10);
             else if (strcmp(a, "--n") != 0 || !sizes_parse(o, v))
                 return false;
         }
     }
-    return o->model && o->reps > 0 && o->reps <= REPS_MAX;
+    return o->model && o->reps > 0 && o->reps <= REPS_MAX && o->block > 0 && o->block <= BLOCK_MAX;
 }
 
 /* ---- the sequence ---- */
@@ -137,7 +143,7 @@ static void bench_open(struct bench *b, const struct options *o)
     if (kn_open(&b->kn, &o->kn, why, sizeof why) != KN_OK)
         die("backend", why);
     check(gguf_open(&g, o->model, &e), &e);
-    struct model_options mo = {.max_rows = BLOCK, .max_out = 1};
+    struct model_options mo = {.max_rows = o->block, .max_out = 1};
     check(model_open(&b->m, b->kn, g, &mo, NULL, NULL, &e), &e);
     gguf_close(&g);
     b->info = model_info(b->m);
@@ -199,8 +205,8 @@ static void extend(struct bench *b, uint32_t first, uint32_t n)
 
 static void prefill(struct bench *b, uint32_t n)
 {
-    for (uint32_t at = 0; at < n; at += BLOCK)
-        extend(b, at, BC_MIN(BLOCK, n - at));
+    for (uint32_t at = 0; at < n; at += b->o->block)
+        extend(b, at, BC_MIN(b->o->block, n - at));
 }
 
 static void decode(struct bench *b, uint32_t n)
