@@ -208,6 +208,13 @@ static void page_ledger_put(const struct statpage_copy *copy, struct backcast_le
     }
 }
 
+/* "0.1.0", as the listings say it, of "backcastd 0.1.0". */
+static const char *version_of(const backcast *c)
+{
+    const char *program = backcast_daemon_version(c), *space = strrchr(program, ' ');
+    return space != NULL ? space + 1 : program;
+}
+
 int backcast_stats_page(backcast *c, struct backcast_stats *ret)
 {
     struct stats_store st = {0};
@@ -240,7 +247,7 @@ int backcast_stats_page(backcast *c, struct backcast_stats *ret)
     *ret = (struct backcast_stats){
         .sessions = st.sessions,
         .n_sessions = n,
-        .version = backcast_daemon_version(c),
+        .version = version_of(c),
         .kv_held = copy.counters[STAT_kv_held],
         .kv_memory = copy.counters[STAT_kv_memory],
         .bytes_weights = copy.counters[STAT_weights],

@@ -276,7 +276,8 @@ static void ledger_lines(const struct server *s, const struct conn *c, Backcast_
     }
 }
 
-static void daemon_stat(const struct server *s, Backcast__DaemonStat *m, const struct report *r)
+static void daemon_stat(const struct server *s, const struct conn *c, Backcast__DaemonStat *m,
+                        const struct report *r)
 {
     backcast__daemon_stat__init(m);
     m->has_kv_held = m->has_kv_memory = m->has_bytes_weights = m->has_bytes_scratch = 1;
@@ -287,7 +288,8 @@ static void daemon_stat(const struct server *s, Backcast__DaemonStat *m, const s
     m->bytes_weights = r->u.stat.bytes_weights;
     m->bytes_scratch = r->u.stat.bytes_scratch;
     for (const struct account *a = s->accounts.first; a != NULL; a = a->next)
-        m->bytes_rings += a->used[QUOTA_RINGS];
+        if (c->admin || a == c->account) /* as the stats pages have it */
+            m->bytes_rings += a->used[QUOTA_RINGS];
     m->uptime_micros = clock_us() - s->start_us;
     m->steps = r->u.stat.steps;
     m->sessions = (uint32_t)s->streams.n;
@@ -344,7 +346,7 @@ static void on_stat(struct server *s, struct conn *c, uint32_t id, const struct 
         backcast__stat_reply__init(&f->m);
         f->m.sessions = f->session_at;
         f->m.models = f->model_at;
-        daemon_stat(s, &f->daemon, r);
+        daemon_stat(s, c, &f->daemon, r);
         ledger_lines(s, c, &f->daemon, &f->ledger);
         f->m.daemon = first ? &f->daemon : NULL;
         f->m.has_more = f->m.more = 1;

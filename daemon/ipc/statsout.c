@@ -50,7 +50,7 @@ static void page_close(struct stats_out **po)
 {
     if (*po == NULL)
         return;
-    ledger_credit((*po)->owner, LEDGER_rings, (*po)->bytes);
+    ledger_credit((*po)->owner, LEDGER_border, (*po)->bytes);
     munmap((*po)->page, (*po)->bytes);
     close((*po)->fd);
     free(*po);
@@ -68,7 +68,7 @@ int statsout_fd(struct server *s, struct account *a, bool admin, int *ret_fd, ui
         if (rc < 0)
             return rc;
         (*at)->owner = admin ? server_owner(s) : a->owner;
-        ledger_charge((*at)->owner, LEDGER_rings, (*at)->bytes);
+        ledger_charge((*at)->owner, LEDGER_border, (*at)->bytes);
     }
     int fd = fcntl((*at)->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
