@@ -84,18 +84,21 @@ int paths_default_model(const struct config *c, char *ret_path, size_t size, cha
             return BC_OK;
         }
     size_t n = strlen(asked), s = strlen(SUFFIX);
-    if (strchr(asked, '/') != NULL || (n > s && strcmp(asked + n - s, SUFFIX) == 0)) {
+    bool whole = strchr(asked, '/') != NULL, file = n > s && strcmp(asked + n - s, SUFFIX) == 0;
+    char name[CONFIG_NAME_MAX];
+    name_of(asked, name, sizeof name);
+    if (whole || (file && access(asked, R_OK) == 0)) {
         if (access(asked, R_OK) < 0)
             return err_set(e, BC_ENOTFOUND, "model", "%s: %m", asked);
         snprintf(ret_path, size, "%s", asked);
-    } else if (!paths_model(asked, ret_path, size)) {
+    } else if (!paths_model(name, ret_path, size)) {
         char dir[CONFIG_PATH_MAX];
         models_folder(0, dir, sizeof dir);
         return err_set(e, BC_ENOTFOUND, "model",
                        "no model: %.60s.gguf is neither in %.120s nor in " SYSTEM_MODELS
                        ". `backcast pull` fetches %s; or name a file: --model FILE",
-                       asked, dir,
-                       strcmp(asked, PATHS_DEFAULT_MODEL) == 0 ? "it" : PATHS_DEFAULT_MODEL);
+                       name, dir,
+                       strcmp(name, PATHS_DEFAULT_MODEL) == 0 ? "it" : PATHS_DEFAULT_MODEL);
     }
     name_of(ret_path, ret_name, name_size);
     return BC_OK;

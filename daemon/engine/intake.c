@@ -142,7 +142,7 @@ static void load_progress(void *arg, uint64_t done, uint64_t total)
     struct model_ref *m = arg;
     const struct engine_options *opt = &m->en->opt;
     if (opt->progress != NULL)
-        opt->progress(opt->progress_arg, m->name[0] != '\0' ? m->name : m->path, done, total);
+        opt->progress(opt->progress_arg, m->name, done, total);
 }
 
 static struct model_ref *loads_take(struct engine *en, bool wait)

@@ -5,7 +5,8 @@
  *     '-- unknown: BC_EUNKNOWN "model"            |
  *                                                 '--> READY or FAILED: the waiting ones are answered
  *
- * A name is a configured one, a loaded model's own, or a path (it has a '/' or ends in ".gguf").
+ * A name is a configured one, a loaded model's own (its file's, without ".gguf"), or a path (it has a
+ * '/' or ends in ".gguf"; of a name that another model has, the path is the name).
  * Entries are keyed by canonical path. While it is LOADING an entry's model fields belong to the
  * loader; the queue's lock hands them back. When all ENGINE_MODELS_MAX places are taken, the model
  * without sessions that was used longest ago makes room.
@@ -45,6 +46,30 @@ static int unknown_model(const struct engine *en, const char *name, struct err *
                    known);
 }
 
+static bool name_taken(const struct engine *en, const char *name, const char *path)
+{
+    for (const struct model_ref *m = en->models; m != NULL; m = m->next)
+        if (strcmp(m->name, name) == 0)
+            return true;
+    for (size_t i = 0; i < en->n_paths; i++)
+        if (strcmp(en->paths[i].name, name) == 0 && strcmp(en->paths[i].path, path) != 0)
+            return true;
+    return false;
+}
+
+/* "/a/NAME.gguf" is called NAME, as people and the models folder call it; what the file says of itself
+ * (general.name) finds nothing. */
+static void name_of_path(const struct engine *en, const char *path, char *ret, size_t size)
+{
+    const char *slash = strrchr(path, '/'), *base = slash != NULL ? slash + 1 : path;
+    size_t n = strlen(base);
+    if (n > 5 && strcmp(base + n - 5, ".gguf") == 0)
+        n -= 5;
+    snprintf(ret, size, "%.*s", (int)BC_MIN(n, size - 1), base);
+    if (name_taken(en, ret, path) && strlen(path) < size)
+        memcpy(ret, path, strlen(path) + 1);
+}
+
 static struct model_ref *ref_new(struct engine *en, char *path, const char *name,
                                  const char *chat_template)
 {
@@ -54,7 +79,10 @@ static struct model_ref *ref_new(struct engine *en, char *path, const char *name
     m->magic = MODEL_REF_MAGIC;
     m->en = en;
     m->path = path;
-    snprintf(m->name, sizeof m->name, "%s", name != NULL ? name : "");
+    if (name != NULL)
+        snprintf(m->name, sizeof m->name, "%s", name);
+    else
+        name_of_path(en, path, m->name, sizeof m->name);
     snprintf(m->chat_template, sizeof m->chat_template, "%s",
              chat_template != NULL ? chat_template : "");
     m->last_use_us = engine_now(en);
@@ -327,8 +355,6 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
     ledger_set(&m->owner, LEDGER_weights, mi->bytes_weights);
     ledger_set(&m->owner, LEDGER_text, tok_bytes(m->tok));
     book_scratch(m);
-    if (m->name[0] == '\0')
-        snprintf(m->name, sizeof m->name, "%s", mi->name);
     log_info("engine.models", "%s: %s, %u layers, %zu bytes of weights on %s %s, %llu ms", m->name,
              mi->family, mi->n_layers, mi->bytes_weights, m->kn->name, m->kn->isa,
              (unsigned long long)(clock_us() - start) / 1000);

@@ -88,6 +88,9 @@ int model_argument(struct conn *c, const ProtobufCBinaryData *b, char *ret, size
     int rc = field_text("model", b, name, sizeof name, e);
     if (rc < 0)
         return rc;
+    size_t n = strlen(name);
+    if (n > 5 && strchr(name, '/') == NULL && strcmp(name + n - 5, ".gguf") == 0)
+        name[n - 5] = '\0'; /* a file of the models folder, not of wherever the daemon stands */
     if (is_path(name) && !c->admin)
         return err_set(e, BC_EPERMISSION, "model",
                        "a model is named by its path only by root or the daemon's own user");
