@@ -1,12 +1,12 @@
 /* folders.c: see folders.h. */
 #include "folders.h"
 #include "disk_io.h"
+#include "filelock.h"
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,7 +55,7 @@ int folders_lock(const char *state_dir, int *ret_fd, struct err *e)
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
         return disk_failed(e, "opening", path);
-    if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+    if (!filelock_take(fd)) {
         rc = errno == EWOULDBLOCK ? err_set(e, BC_EBUSY, "state_dir",
                                             "another daemon keeps its state in %.150s", state_dir)
                                   : disk_failed(e, "locking", path);

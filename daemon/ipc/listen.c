@@ -7,6 +7,7 @@
  * each other's socket; nobody can connect before listen(2), so there is no instant with wider
  * permissions than configured. The lock file is never removed: removing it would let two holders
  * exist. */
+#include "filelock.h"
 #include "ipc.h"
 #include "log.h"
 #include <errno.h>
@@ -14,7 +15,6 @@
 #include <grp.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -52,7 +52,7 @@ static int lock_take(struct listener *l, struct err *e)
     l->lock_fd = open(l->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (l->lock_fd < 0)
         return err_set(e, BC_EIO, "socket", "lock file %s: %s", l->lock_path, strerror(errno));
-    if (flock(l->lock_fd, LOCK_EX | LOCK_NB) < 0) {
+    if (!filelock_take(l->lock_fd)) {
         int rc =
             errno == EWOULDBLOCK
                 ? err_set(e, BC_EBUSY, "socket", "another daemon serves %s (it holds %s)", l->path,
