@@ -19,6 +19,7 @@ enum option_kind {
     KIND_FLAG_INT, /* the library's: an int */
     KIND_STRING,
     KIND_U32,
+    KIND_COUNT,    /* 1 or more */
     KIND_U32_AUTO, /* or "auto": UINT32_MAX */
     KIND_INT,
     KIND_FLOAT,
@@ -43,7 +44,7 @@ static const struct option_row options[] = {
      "the daemon's socket (default: $XDG_RUNTIME_DIR/backcast/backcast.sock, then "
      "/run/backcast/backcast.sock)"},
     {"model", 'm', KIND_STRING, OPT_MODEL, AT(model), "MODEL", "a model's name or a GGUF file"},
-    {"file", 'f', KIND_STRING, OPT_PROMPT | OPT_FILE, AT(file), "FILE",
+    {"file", 'f', KIND_STRING, OPT_FILE, AT(file), "FILE",
      "read the text from FILE (-: standard input)"},
     {"raw", 0, KIND_FLAG, OPT_PROMPT, AT(raw), NULL, "no chat template: continue the text"},
     {"system", 0, KIND_STRING, OPT_PROMPT, AT(system), "TEXT", "the system message"},
@@ -119,9 +120,12 @@ static const struct option_row options[] = {
     {"tensors", 0, KIND_FLAG, OPT_INSPECT, AT(tensors), NULL, "the tensors only"},
     {"html", 0, KIND_STRING, OPT_MAP, AT(html), "FILE",
      "write one HTML file that needs no other (-: standard output)"},
-    {"interval", 'i', KIND_U32, OPT_TOP, AT(interval), "MS", "between two looks (default 1000)"},
-    {"count", 'c', KIND_U32, OPT_TOP, AT(count), "N", "looks, then stop (default: until Ctrl-C)"},
-    {"rounds", 'r', KIND_U32, OPT_BENCH, AT(rounds), "N",
+    {"interval", 'i', KIND_U32, OPT_TOP, AT(interval), "MS",
+     "between two looks (default 1000); the daemon renews its figures every 250 ms while it works, "
+     "every second at rest"},
+    {"count", 'c', KIND_COUNT, OPT_TOP, AT(count), "N",
+     "looks, 1 or more, then stop (default: until Ctrl-C)"},
+    {"rounds", 'r', KIND_COUNT, OPT_BENCH, AT(rounds), "N",
      "a figure is the median of N measurements (default 5)"},
     {"only", 0, KIND_STRING, OPT_BENCH, AT(only), "TEXT",
      "the figures whose JSON key has TEXT in it"},
@@ -131,6 +135,7 @@ static const struct option_row options[] = {
     {"help", 'h', KIND_FLAG, OPT_ALL, AT(help), NULL, "this help"},
 };
 #undef AT
+_Static_assert(ARRAY_LEN(options) <= 64, "struct args.given has a bit for each");
 
 bool size_parse(const char *text, struct size_arg *ret)
 {
@@ -227,7 +232,8 @@ static bool option_set(const struct option_row *o, const char *text, struct args
         }
         /* fall through */
     case KIND_U32:
-        if (!number_parse(text, UINT32_MAX - 1, &n))
+    case KIND_COUNT:
+        if (!number_parse(text, UINT32_MAX - 1, &n) || (o->kind == KIND_COUNT && n == 0))
             return false;
         *(uint32_t *)at = (uint32_t)n;
         return true;
@@ -263,6 +269,8 @@ static const char *kind_text(enum option_kind kind)
         return "a whole number, or auto";
     case KIND_INT:
         return "a whole number";
+    case KIND_COUNT:
+        return "a whole number, 1 or more";
     case KIND_FLOAT:
         return "a number";
     case KIND_STOP:
@@ -336,6 +344,7 @@ static int option_take(const struct command_row *cmd, int argc, char **argv, int
         say("--%s: '%s' is not %s", o->name, value, kind_text(o->kind));
         return CLI_USAGE;
     }
+    a->given |= UINT64_C(1) << (o - options);
     return CLI_FINE;
 }
 
@@ -372,12 +381,20 @@ int args_parse(const struct command_row *cmd, int argc, char **argv, struct args
     return CLI_FINE;
 }
 
-void args_print_options(FILE *f, unsigned groups)
+const char *args_given(const struct args *a, unsigned group, unsigned i)
+{
+    for (size_t k = 0; k < ARRAY_LEN(options); k++)
+        if ((options[k].groups & group) != 0 && (a->given >> k & 1) != 0 && i-- == 0)
+            return options[k].name;
+    return NULL;
+}
+
+void args_print_options(FILE *f, unsigned groups, unsigned without)
 {
     for (size_t i = 0; i < ARRAY_LEN(options); i++) {
         const struct option_row *o = &options[i];
         char left[48], letter[8] = "    ";
-        if (!(o->groups & groups))
+        if (!(o->groups & groups) || (o->groups & without) != 0)
             continue;
         if (o->letter != 0)
             snprintf(letter, sizeof(letter), "-%c, ", o->letter);

@@ -25,6 +25,7 @@ struct size_arg {
 /* Everything the options can say. Zeroed, then filled with the library's defaults. */
 struct args {
     bool json, help;
+    uint64_t given;        /* bit i: row i of the table of options stood on the command line */
     const char *socket;    /* NULL: the usual places, then a private daemon where allowed */
     const char *model;     /* name or path */
     const char *file;      /* -f: the prompt, or the text that goes before it */
@@ -52,7 +53,7 @@ enum option_group {
     OPT_MODEL = 4,     /* --model */
     OPT_SESSION = 8,   /* what a session is opened with */
     OPT_GENERATE = 16, /* how an answer is made */
-    OPT_PROMPT = 32,   /* run: -f, --raw; run and chat: --system */
+    OPT_PROMPT = 32,   /* run and chat: --raw, --system */
     OPT_START = 64,    /* the private daemon */
     OPT_KEEP = 128,    /* --keep-tokens alone */
     OPT_PULL = 256,
@@ -81,23 +82,33 @@ struct command_row {
 /* Parses argv after the command's name into *ret (which it sets up first). On a mistake it prints
  * one sentence to stderr and returns CLI_USAGE. */
 int args_parse(const struct command_row *cmd, int argc, char **argv, struct args *ret);
-void args_print_options(FILE *f,
-                        unsigned groups); /* the options of these groups, with their help */
+/* The options of these groups that are in none of `without`, with their help. */
+void args_print_options(FILE *f, unsigned groups, unsigned without);
+/* The i-th option of a group that was given, by name; NULL: there are no more. */
+const char *args_given(const struct args *a, unsigned group, unsigned i);
 bool size_parse(const char *text, struct size_arg *ret); /* "512t", "64MiB", "1.5GiB", "4096" */
 /* The session options with model, budget and name as a session needs them. A model that is a file
  * here becomes an absolute path (buf, of len bytes). */
 const struct backcast_session_options *args_session(struct args *a, char *buf, size_t len);
+
+/* ---- check.c */
+
+/* What a private daemon would refuse, and what it cannot give. BC_OK or BC_EINVALID. */
+int args_check(const struct args *a, struct err *e);
 
 /* ---- main.c */
 const struct command_row *command_find(const char *name);
 
 /* ---- say.c: what people read, on stderr */
 
+#define PLURAL(n) ((n) == 1 ? "" : "s")
+
 void say(const char *fmt, ...) __attribute__((format(printf, 1, 2))); /* "backcast: ..." */
 /* The library's sentence for the last failure on c, with code, field and amounts. */
 void say_failure(const backcast *c, int err, const char *doing);
 void say_err(const struct err *e, const char *doing);
 bool tty_out(void);
+bool err_is_out(void); /* both streams go to one place, so each must end its lines for the other */
 bool tty_err(void);
 /* A model's text to stdout: as it is; on a terminal without control characters but newline and tab,
  * so that no answer can move the cursor or set a title. */
@@ -132,6 +143,10 @@ bool session_find(backcast *c, const char *text, uint64_t *ret);
 struct tok;
 /* The vocabulary of the session's model, if this user can read its file; its policy into policy[len]. */
 struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len);
+
+/* ---- cmd_list.c */
+struct json;
+void session_json(struct json *j, const struct backcast_session_stat *s); /* one object */
 
 /* ---- the commands */
 int cmd_run(struct args *a);

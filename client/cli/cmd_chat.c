@@ -7,16 +7,19 @@
 #include <histedit.h>
 #include <limits.h>
 #include <locale.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "cli.h"
+#include "json.h"
 #include "models.h"
 #include "watch.h"
 
 #define HISTORY_LINES 1000
 #define MESSAGE_BYTES_MAX (16u << 20)
+#define AGAIN_MS 15000 /* for a daemon that was restarted */
 
 struct chat_ui {
     struct args *a;
@@ -192,17 +195,45 @@ static void do_budget(struct chat_ui *ui, const char *arg)
         watch_drain(&ui->w);
     }
     backcast_session_info(ui->s, &info);
+    if (ui->a->json) {
+        struct json j = json_start(stdout);
+        json_open(&j, NULL, '{');
+        json_text(&j, "command", "budget");
+        json_uint(&j, "budget_tokens", info.budget_tokens);
+        json_uint(&j, "budget_bytes", info.budget_bytes);
+        json_uint(&j, "keep_tokens", info.keep_tokens);
+        json_shut(&j, '}');
+        return;
+    }
     fprintf(stderr, "budget %u tokens (%s), keep %u\n", info.budget_tokens,
             bytes_text(info.budget_bytes, b), info.keep_tokens);
 }
 
 static void do_prune(struct chat_ui *ui, const char *arg)
 {
-    int rc = backcast_session_prune(ui->s, (uint32_t)strtoul(arg, NULL, 10));
-    if (rc < 0)
+    char *end;
+    unsigned long keep = strtoul(arg, &end, 10);
+    uint64_t prunes = ui->w.prunes, dropped = ui->w.dropped;
+
+    if (*end != '\0' || arg[0] == '-' || keep > UINT32_MAX) {
+        say("/prune: '%s' is not a number of tokens", arg);
+        return;
+    }
+    int rc = backcast_session_prune(ui->s, (uint32_t)keep);
+    if (rc < 0) {
         say_failure(ui->w.c, rc, "/prune");
-    else
-        watch_drain(&ui->w);
+        return;
+    }
+    watch_drain(&ui->w);
+    if (ui->a->json) {
+        struct json j = json_start(stdout);
+        json_open(&j, NULL, '{');
+        json_text(&j, "command", "prune");
+        json_uint(&j, "dropped", ui->w.dropped - dropped);
+        json_shut(&j, '}');
+    } else if (ui->w.prunes == prunes) {
+        fputs("nothing to prune: as many tokens are cached as a prune leaves, or fewer\n", stderr);
+    }
 }
 
 static void do_save(struct chat_ui *ui, const char *arg)
@@ -214,8 +245,32 @@ static void do_save(struct chat_ui *ui, const char *arg)
     int rc = backcast_session_save(ui->s, arg);
     if (rc < 0)
         say_failure(ui->w.c, rc, "/save");
-    else
+    else if (ui->a->json) {
+        struct json j = json_start(stdout);
+        json_open(&j, NULL, '{');
+        json_text(&j, "command", "save");
+        json_text(&j, "saved", arg);
+        json_shut(&j, '}');
+    } else {
         fprintf(stderr, "saved as %s\n", arg);
+    }
+}
+
+static void forgotten_print(struct json *j, bool json, struct backcast_range r, const char *words)
+{
+    unsigned long long last = (unsigned long long)(r.first + r.count - 1);
+
+    if (json) {
+        json_open(j, NULL, '{');
+        json_uint(j, "first", r.first);
+        json_uint(j, "count", r.count);
+        json_text(j, "text", words);
+        json_shut(j, '}');
+    } else if (words != NULL) {
+        printf("%llu..%llu  %s\n", (unsigned long long)r.first, last, words);
+    } else {
+        printf("%llu..%llu\n", (unsigned long long)r.first, last);
+    }
 }
 
 /* Every run of dropped tokens, with its words where they are known. */
@@ -223,9 +278,15 @@ static void do_forgotten(struct chat_ui *ui, const char *arg)
 {
     const struct transcript *t = ui->w.t;
     uint64_t n = transcript_tokens(t), gone = 0;
+    struct json j = json_start(stdout);
     char words[400];
 
     (void)arg;
+    if (ui->a->json) {
+        json_open(&j, NULL, '{');
+        json_text(&j, "command", "forgotten");
+        json_open(&j, "ranges", '[');
+    }
     for (uint64_t i = 0; i < n; i++) {
         uint64_t first = i;
         while (i < n && transcript_dropped(t, i))
@@ -234,11 +295,15 @@ static void do_forgotten(struct chat_ui *ui, const char *arg)
             continue;
         struct backcast_range r = {first, i - first};
         gone += r.count;
-        if (transcript_words(t, r, words, sizeof(words)))
-            printf("%llu..%llu  %s\n", (unsigned long long)first, (unsigned long long)(i - 1),
-                   words);
-        else
-            printf("%llu..%llu\n", (unsigned long long)first, (unsigned long long)(i - 1));
+        bool known = transcript_words(t, r, words, sizeof(words));
+        forgotten_print(&j, ui->a->json, r, known ? words : NULL);
+    }
+    if (ui->a->json) {
+        json_shut(&j, ']');
+        json_uint(&j, "dropped", gone);
+        json_uint(&j, "tokens", n);
+        json_shut(&j, '}');
+        return;
     }
     fprintf(stderr, "%llu of %llu tokens are forgotten\n", (unsigned long long)gone,
             (unsigned long long)n);
@@ -276,13 +341,18 @@ static void do_stat(struct chat_ui *ui, const char *arg)
         const struct backcast_session_stat *s = &st.sessions[i];
         if (s->id != backcast_session_id(ui->s))
             continue;
+        if (ui->a->json) {
+            struct json j = json_start(stdout);
+            session_json(&j, s);
+            continue;
+        }
         printf("session %llu, %s, policy %s: %u of %u tokens cached, %s live, %s held, %llu in, "
-               "%llu out, %llu prunes dropped %llu in %s\n",
+               "%llu out, %llu prune%s dropped %llu in %s\n",
                (unsigned long long)s->id, s->model, s->policy, s->tokens, s->budget_tokens,
                bytes_text(s->bytes_live, live), bytes_text(s->bytes_held, held),
                (unsigned long long)s->tokens_in, (unsigned long long)s->tokens_out,
-               (unsigned long long)s->prunes, (unsigned long long)s->tokens_dropped,
-               micros_text(s->prune_micros, time));
+               (unsigned long long)s->prunes, PLURAL(s->prunes),
+               (unsigned long long)s->tokens_dropped, micros_text(s->prune_micros, time));
     }
 }
 
@@ -323,8 +393,24 @@ static const struct inside {
 
 static void do_help(struct chat_ui *ui, const char *arg)
 {
-    (void)ui;
+    struct json j = json_start(stdout);
+
     (void)arg;
+    if (ui->a->json) {
+        json_open(&j, NULL, '{');
+        json_text(&j, "command", "help");
+        json_open(&j, "commands", '[');
+        for (size_t i = 0; i < ARRAY_LEN(insides); i++) {
+            json_open(&j, NULL, '{');
+            json_text(&j, "name", insides[i].name);
+            json_text(&j, "argument", insides[i].arg);
+            json_text(&j, "does", insides[i].help);
+            json_shut(&j, '}');
+        }
+        json_shut(&j, ']');
+        json_shut(&j, '}');
+        return;
+    }
     for (size_t i = 0; i < ARRAY_LEN(insides); i++)
         fprintf(stderr, "  %-11s %-7s %s\n", insides[i].name, insides[i].arg, insides[i].help);
     fputs("  A backslash at the end of a line goes on with the next line.\n", stderr);
@@ -344,6 +430,39 @@ static void inside_run(struct chat_ui *ui, const char *text)
 
 /* ---- the conversation */
 
+/* The daemon is gone, but the session has a name: it may come back with the next one. */
+static int talk_again(struct chat_ui *ui)
+{
+    const char *name = ui->a->session.name;
+    int rc = BACKCAST_ECLOSED;
+
+    say("the daemon has gone: waiting %d s for the next one", AGAIN_MS / 1000);
+    for (int ms = 0; ms < AGAIN_MS && interrupt_count() == 0; ms += 100) {
+        rc = backcast_reconnect(ui->w.c);
+        if (rc >= 0)
+            break;
+        poll(NULL, 0, 100);
+    }
+    if (rc > 0) {
+        say("%s goes on", name);
+        return watch_resume(&ui->w);
+    }
+    ui->quit = true;
+    ui->exit = CLI_FAILED;
+    if (rc == 0)
+        say("the daemon that is there now does not know %s: only --durable sessions outlive theirs",
+            name);
+    else
+        say("`backcast chat --name %s` goes on with it, if it is durable, once a daemon is there",
+            name);
+    return CLI_FAILED;
+}
+
+static bool connection_is_over(struct chat_ui *ui)
+{
+    return backcast_next(ui->w.c, &(struct backcast_event){0}, 0) < 0;
+}
+
 static void talk(struct chat_ui *ui)
 {
     char *text;
@@ -354,10 +473,13 @@ static void talk(struct chat_ui *ui)
         } else if (text[0] != '\0') {
             int rc = watch_send(&ui->w, ui->a->raw ? NULL : "user", text, strlen(text),
                                 &ui->a->generate);
+            if (rc == CLI_FAILED && ui->a->session.name != NULL && ui->link.own == NULL &&
+                connection_is_over(ui))
+                rc = talk_again(ui);
             interrupt_reset();
             if (rc == CLI_FAILED && !ui->tty) /* nobody is there to try again */
                 ui->exit = CLI_FAILED;
-            if (rc == CLI_FAILED && backcast_next(ui->w.c, &(struct backcast_event){0}, 0) < 0) {
+            if (rc == CLI_FAILED && connection_is_over(ui)) {
                 ui->quit = true; /* the connection is over */
                 ui->exit = CLI_FAILED;
             }
@@ -381,7 +503,12 @@ static int chat_open_session(struct chat_ui *ui)
     if (old) {
         if (!ui->a->quiet)
             say("going on with %s; what it said last:", ui->a->session.name);
-        watch_replay(&ui->w);
+        ui->w.replay = true;
+        rc = watch_replay(&ui->w);
+        rc = rc == CLI_INTERRUPTED ? rc : CLI_FINE; /* an old answer that failed is told, no more */
+        ui->w.replay = false;
+        if (!ui->a->quiet)
+            say("that was what it said last");
     } else if (ui->a->system != NULL) {
         ui->w.silent = true;
         rc = watch_send(&ui->w, "system", ui->a->system, strlen(ui->a->system), &ui->a->generate);

@@ -60,8 +60,8 @@ static void check_daemon(struct doctor *d, const struct args *a)
 
     if (rc == 0) {
         if (backcast_stats(c, &st) == 0)
-            check(d, OK, "daemon", "%s, %zu models, %u sessions", backcast_daemon_version(c),
-                  st.n_models, st.n_sessions_all);
+            check(d, OK, "daemon", "%s, %zu model%s, %u session%s", backcast_daemon_version(c),
+                  st.n_models, PLURAL(st.n_models), st.n_sessions_all, PLURAL(st.n_sessions_all));
         else
             check(d, BAD, "daemon", "%s does not answer: %s", backcast_daemon_version(c),
                   backcast_last_error(c));
@@ -79,7 +79,7 @@ static void check_daemon(struct doctor *d, const struct args *a)
 
 static uint64_t check_model(struct doctor *d, const struct args *a)
 {
-    char path[PATH_MAX], size[24];
+    char path[PATH_MAX], name[NAME_MAX + 1], size[24];
     struct gguf *g = NULL;
     struct err e = {0};
 
@@ -92,7 +92,8 @@ static uint64_t check_model(struct doctor *d, const struct args *a)
         return 0;
     }
     uint64_t bytes = gguf_file_bytes(g);
-    check(d, OK, "model", "%s, %s", path, bytes_text(bytes, size));
+    model_name(path, name, sizeof(name));
+    check(d, OK, "model", "%s, %s, %s", name, path, bytes_text(bytes, size));
     gguf_close(&g);
     return bytes;
 }

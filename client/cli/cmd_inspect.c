@@ -54,10 +54,33 @@ static void tensors_print(const struct gguf *g)
     }
 }
 
+/* Strings, numbers and truths as JSON has them; of an array what the table shows, as a text. */
+static void value_json(struct json *j, const struct gguf *g, size_t i)
+{
+    struct gguf_str name = gguf_key_name(g, i), s;
+    char key[256], value[4096];
+    enum gguf_kind kind = gguf_key_kind(g, i);
+    bool b;
+
+    snprintf(key, sizeof(key), "%.*s", (int)BC_MIN(name.len, sizeof(key) - 1), name.s);
+    gguf_key_print(g, i, value, sizeof(value));
+    if (kind == GGUF_STRING && gguf_get_str(g, key, &s, NULL) == BC_OK)
+        json_bytes(j, "value", s.s, s.len);
+    else if (kind == GGUF_BOOL && gguf_get_bool(g, key, &b, NULL) == BC_OK)
+        json_bool(j, "value", b);
+    else if (kind == GGUF_F32 || kind == GGUF_F64)
+        json_num(j, "value", strtod(value, NULL));
+    else if (kind == GGUF_U8 || kind == GGUF_U16 || kind == GGUF_U32 || kind == GGUF_U64)
+        json_uint(j, "value", strtoull(value, NULL, 10));
+    else if (kind == GGUF_I8 || kind == GGUF_I16 || kind == GGUF_I32 || kind == GGUF_I64)
+        json_int(j, "value", strtoll(value, NULL, 10));
+    else
+        json_text(j, "value", value);
+}
+
 static void json_print(const struct args *a, const struct gguf *g, const char *path)
 {
     struct json j = json_start(stdout);
-    char value[4096];
 
     json_open(&j, NULL, '{');
     json_text(&j, "path", path);
@@ -67,11 +90,10 @@ static void json_print(const struct args *a, const struct gguf *g, const char *p
         json_open(&j, "keys", '[');
         for (size_t i = 0; i < gguf_n_keys(g); i++) {
             struct gguf_str name = gguf_key_name(g, i);
-            gguf_key_print(g, i, value, sizeof(value));
             json_open(&j, NULL, '{');
             json_bytes(&j, "key", name.s, name.len);
             json_text(&j, "type", kind_name(gguf_key_kind(g, i)));
-            json_text(&j, "value", value);
+            value_json(&j, g, i);
             json_shut(&j, '}');
         }
         json_shut(&j, ']');

@@ -5,7 +5,7 @@
 #include "cli.h"
 #include "json.h"
 
-static void session_json(struct json *j, const struct backcast_session_stat *s)
+void session_json(struct json *j, const struct backcast_session_stat *s)
 {
     json_open(j, NULL, '{');
     json_uint(j, "session", s->id);
@@ -97,20 +97,24 @@ static void sessions_json(const struct backcast_stats *st, bool with_daemon)
 static void sessions_table(FILE *f, const struct backcast_stats *st)
 {
     char held[24], shared[24], other[24], idle[24], tokens[32];
+    int name = 4, model = 5; /* as wide as the widest of them */
 
-    fprintf(f, "%-6s %-12s %-8s %-16s %-19s %13s %10s %10s %10s %7s %8s %9s %s\n", "ID", "NAME",
-            "STATE", "MODEL", "POLICY", "TOKENS", "HELD", "SHARED", "OTHER", "PRUNES", "DROPPED",
-            "IDLE", "CLIENT");
+    for (size_t i = 0; i < st->n_sessions; i++) {
+        name = BC_MAX(name, (int)strlen(st->sessions[i].name));
+        model = BC_MAX(model, (int)strlen(st->sessions[i].model));
+    }
+    fprintf(f, "%-6s %-*s %-9s %-*s %-19s %13s %10s %10s %10s %7s %8s %9s %s\n", "ID", name, "NAME",
+            "STATE", model, "MODEL", "POLICY", "TOKENS", "HELD", "SHARED", "OTHER", "PRUNES",
+            "DROPPED", "IDLE", "CLIENT");
     for (size_t i = 0; i < st->n_sessions; i++) {
         const struct backcast_session_stat *s = &st->sessions[i];
         if (s->budget_tokens > 0)
             snprintf(tokens, sizeof(tokens), "%u/%u", s->tokens, s->budget_tokens);
         else
             snprintf(tokens, sizeof(tokens), "%u", s->tokens);
-        fprintf(f,
-                "%-6llu %-12.12s %-8s %-16.16s %-19.19s %13s %10s %10s %10s %7llu %8llu %9s %s\n",
-                (unsigned long long)s->id, s->name[0] != '\0' ? s->name : "-", s->state, s->model,
-                s->policy, tokens, bytes_text(s->bytes_held, held),
+        fprintf(f, "%-6llu %-*s %-9s %-*s %-19.19s %13s %10s %10s %10s %7llu %8llu %9s %s\n",
+                (unsigned long long)s->id, name, s->name[0] != '\0' ? s->name : "-", s->state,
+                model, s->model, s->policy, tokens, bytes_text(s->bytes_held, held),
                 bytes_text(s->bytes_shared, shared), bytes_text(s->bytes_other, other),
                 (unsigned long long)s->prunes, (unsigned long long)s->tokens_dropped,
                 micros_text(s->idle_micros, idle), s->client[0] != '\0' ? s->client : "-");
@@ -120,8 +124,11 @@ static void sessions_table(FILE *f, const struct backcast_stats *st)
 static void daemon_line(FILE *f, const struct backcast_stats *st)
 {
     char kv[24], all[24], w[24], up[24];
-    fprintf(f, "%s, up %s: %u sessions, %u connections, caches %s of %s, weights %s, %llu steps\n",
-            st->version, micros_text(st->uptime_micros, up), st->n_sessions_all, st->n_connections,
+    fprintf(f,
+            "backcastd %s, up %s: %u session%s, %u connection%s, caches %s of %s, weights %s, "
+            "%llu steps\n",
+            st->version, micros_text(st->uptime_micros, up), st->n_sessions_all,
+            PLURAL(st->n_sessions_all), st->n_connections, PLURAL(st->n_connections),
             bytes_text(st->kv_held, kv), bytes_text(st->kv_memory, all),
             bytes_text(st->bytes_weights, w), (unsigned long long)st->steps);
 }
@@ -195,11 +202,11 @@ static void models_print(const struct backcast_stats *st)
     char w[24], s[24];
     for (size_t i = 0; i < st->n_models; i++) {
         const struct backcast_model_stat *m = &st->models[i];
-        printf("model %s: %s, %s, %s weights, %s scratch, context %u, %u sessions, template %s\n"
+        printf("model %s: %s, %s, %s weights, %s scratch, context %u, %u session%s, template %s\n"
                "      %s\n",
                m->name, m->family, m->backend, bytes_text(m->bytes_weights, w),
-               bytes_text(m->bytes_scratch, s), m->context_tokens, m->sessions, m->chat_template,
-               m->path);
+               bytes_text(m->bytes_scratch, s), m->context_tokens, m->sessions, PLURAL(m->sessions),
+               m->chat_template, m->path);
     }
 }
 

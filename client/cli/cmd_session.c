@@ -67,6 +67,16 @@ int cmd_budget(struct args *a)
     return rc;
 }
 
+static uint32_t tokens_cached(backcast *c, uint64_t id)
+{
+    struct backcast_stats st;
+    int rc = backcast_stats(c, &st);
+    for (size_t i = 0; rc == 0 && i < st.n_sessions; i++)
+        if (st.sessions[i].id == id)
+            return st.sessions[i].tokens;
+    return 0;
+}
+
 int cmd_prune(struct args *a)
 {
     struct link l;
@@ -77,11 +87,14 @@ int cmd_prune(struct args *a)
         return rc;
     rc = CLI_FAILED;
     if (session_find(l.c, a->rest[0], &id)) {
+        uint32_t before = tokens_cached(l.c, id);
         int err = backcast_prune_by_id(l.c, id, a->session.keep_tokens);
         if (err < 0)
             say_failure(l.c, err, "prune");
         else
-            rc = after_print(a, l.c, id, "is pruned");
+            rc =
+                after_print(a, l.c, id,
+                            tokens_cached(l.c, id) < before ? "is pruned" : "has nothing to prune");
     }
     link_close(&l);
     return rc;

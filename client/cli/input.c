@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "input.h"
 
@@ -50,6 +51,12 @@ int input_read(const char *path, char **ret, size_t *ret_len)
     return CLI_FINE;
 }
 
+bool input_is_piped(void)
+{
+    struct stat st;
+    return fstat(STDIN_FILENO, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISREG(st.st_mode));
+}
+
 int input_text(const struct args *a, char **ret, size_t *ret_len)
 {
     char *text = NULL;
@@ -75,7 +82,7 @@ int input_text(const struct args *a, char **ret, size_t *ret_len)
         say("out of memory");
         return CLI_FAILED;
     }
-    if (a->file != NULL && a->n_rest > 0) {
+    if (len > 0 && a->n_rest > 0) {
         while (len > 0 && all[len - 1] == '\n')
             len--;
         memcpy(all + len, "\n\n", 2);

@@ -10,5 +10,6 @@
 int input_read(const char *path, char **ret, size_t *ret_len);
 /* The text of a command: FILE's (-f), an empty line, the arguments joined by spaces; where neither
  * is given, standard input (which must then be no terminal). */
+bool input_is_piped(void); /* standard input is a pipe or a file that text may come from */
 int input_text(const struct args *a, char **ret, size_t *ret_len);
 #endif

@@ -1,8 +1,11 @@
 /* link.c: a daemon to talk to: the one that listens, else, where the command may, a private one. */
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include "cli.h"
 #include "private.h"
+
+#define GONE_TRIES 10
 
 static int start_own(struct link *l, const struct args *a)
 {
@@ -12,6 +15,10 @@ static int start_own(struct link *l, const struct args *a)
                                   .bar = !a->quiet};
     struct err e = {0};
 
+    if (args_check(a, &e) < 0) { /* before seconds go by */
+        say_err(&e, "options");
+        return CLI_USAGE;
+    }
     if (!a->quiet)
         say("no daemon listens: starting a private one for this command");
     int rc = private_start(&l->own, &opt, &e);
@@ -35,6 +42,10 @@ int link_open(struct link *ret, const struct args *a, bool may_start)
     struct link l = {NULL, NULL};
     int rc = backcast_connect(&l.c, a->socket);
 
+    for (int i = 0; rc == BACKCAST_ECLOSED && i < GONE_TRIES && interrupt_count() == 0; i++) {
+        poll(NULL, 0, 100); /* it ended while we said hello: is there another one? */
+        rc = backcast_connect(&l.c, a->socket);
+    }
     if (rc == BACKCAST_ENOTFOUND && may_start && !a->no_start && a->socket == NULL) {
         rc = start_own(&l, a);
         if (rc == CLI_FINE)
@@ -43,6 +54,8 @@ int link_open(struct link *ret, const struct args *a, bool may_start)
     }
     if (rc < 0) {
         say_failure(NULL, rc, "connect");
+        if (rc == BACKCAST_ECLOSED)
+            say("the daemon ended, or was stopped, just now: try again when it is back");
         return CLI_FAILED;
     }
     *ret = l;

@@ -4,16 +4,24 @@
 #include "cli.h"
 
 static const struct command_row commands[] = {
-    {"run", OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_START, 0, -1,
-     "[options] [TEXT...]", "one answer to a prompt: arguments, -f FILE, or standard input",
-     "The answer goes to stdout; what was forgotten and the figures go to stderr. Where no daemon\n"
-     "listens, a private one is started for the life of the command. Ctrl-C cancels the answer,\n"
-     "a second one ends the command. With --json: one event a line.",
+    {"run", OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_FILE | OPT_START,
+     0, -1, "[options] [TEXT...]", "one answer to a prompt: arguments, -f FILE, or standard input",
+     "Where there is both, -f FILE (or what a pipe or a file brings on standard input) comes "
+     "first,\n"
+     "then an empty line, then the arguments. The answer goes to stdout; what was forgotten and "
+     "the\n"
+     "figures go to stderr. Where no daemon listens, a private one is started for the life of the\n"
+     "command. Ctrl-C cancels the answer, a second one ends the command. With --json: one event a\n"
+     "line. With --name of a session that is there, its budget becomes the one that is given; "
+     "what\n"
+     "else a session is opened with cannot change.",
      cmd_run},
     {"chat", OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_START, 0, 0,
      "[options]", "a conversation",
      "A line is a message; a backslash at its end goes on with the next line. /help lists the\n"
-     "commands inside. With --name the conversation stays in the daemon and can be taken up again.",
+     "commands inside. With --name the conversation stays in the daemon and can be taken up "
+     "again:\n"
+     "what it said last is shown first, between two lines that say so (--json: \"replay\":true).",
      cmd_chat},
     {"ls", OPT_LINK, 0, 0, "", "who holds what: the sessions", "", cmd_ls},
     {"stat", OPT_LINK, 0, 1, "[SESSION]", "the daemon, or one session, in full", "", cmd_stat},
@@ -95,11 +103,14 @@ static void help_one(FILE *f, const struct command_row *c)
     if (c->more[0] != '\0')
         fprintf(f, "%s\n\n", c->more);
     fputs("options:\n", f);
-    args_print_options(f, left);
+    args_print_options(f, left, 0);
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)
         if (c->groups & parts[i].group) {
+            unsigned above = 0; /* an option of two parts stands in the first */
+            for (size_t k = 0; k < i; k++)
+                above |= c->groups & parts[k].group;
             fprintf(f, "\n%s:\n", parts[i].title);
-            args_print_options(f, parts[i].group);
+            args_print_options(f, parts[i].group, above);
         }
 }
 

@@ -33,6 +33,15 @@ const struct catalogue_row *catalogue_find(const char *name)
     return NULL;
 }
 
+void model_name(const char *path, char *ret, size_t len)
+{
+    const char *slash = strrchr(path, '/'), *base = slash != NULL ? slash + 1 : path;
+    size_t n = strlen(base);
+    if (n > 5 && strcmp(base + n - 5, ".gguf") == 0)
+        n -= 5;
+    snprintf(ret, len, "%.*s", (int)BC_MIN(n, len - 1), base);
+}
+
 int xdg_dir(const char *env, const char *fallback, char *buf, size_t len, struct err *e)
 {
     const char *base = getenv(env), *home = getenv("HOME");
@@ -102,7 +111,7 @@ static bool find_in(const char *dir, const char *name, char *buf, size_t len)
 
 int model_find(const char *name, char *buf, size_t len, struct err *e)
 {
-    char dir[PATH_MAX], path[PATH_MAX + 512];
+    char dir[PATH_MAX], path[PATH_MAX + 512], size[24];
     const struct catalogue_row *row = name == NULL ? &catalogue[0] : catalogue_find(name);
 
     if (name != NULL && is_file(name)) {
@@ -121,8 +130,8 @@ int model_find(const char *name, char *buf, size_t len, struct err *e)
                      find_in(SYSTEM_MODELS, file, path, sizeof(path));
         if (!found && row != NULL)
             return err_set(e, BC_ENOTFOUND, "model",
-                           "the model %s is not in %s: `backcast pull` fetches it (%u MB)",
-                           row->name, dir, (unsigned)(row->bytes / 1000000));
+                           "the model %s is not in %s: `backcast pull` fetches it (%s)", row->name,
+                           dir, bytes_text(row->bytes, size));
         if (!found)
             return err_set(e, BC_ENOTFOUND, "model",
                            "no file and no model is called '%s' (`backcast models` lists them)",
@@ -147,15 +156,17 @@ static int name_is_model(const struct dirent *d)
     return d->d_name[0] != '.' && n > 5 && strcmp(d->d_name + n - 5, ".gguf") == 0;
 }
 
-static void model_print(const char *dir, const char *name, bool json)
+static void model_print(const char *dir, const char *file, bool json)
 {
-    char path[PATH_MAX + 300], size[24], arch[64] = "?";
+    char path[PATH_MAX + 300], size[24], arch[64] = "?", name[NAME_MAX + 1];
+    const struct catalogue_row *row = catalogue_find(file);
     struct gguf *g = NULL;
     struct gguf_str s;
     struct err e = {0};
-    bool is_default = strcmp(name, catalogue[0].file) == 0;
+    bool is_default = row == &catalogue[0];
 
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    model_name(file, name, sizeof(name));
+    snprintf(path, sizeof(path), "%s/%s", dir, file);
     int rc = gguf_open(&g, path, &e);
     size_t n_tensors = 0;
     uint64_t bytes = 0;
@@ -170,6 +181,7 @@ static void model_print(const char *dir, const char *name, bool json)
         struct json j = json_start(stdout);
         json_open(&j, NULL, '{');
         json_text(&j, "name", name);
+        json_text(&j, "alias", row != NULL ? row->name : NULL);
         json_text(&j, "path", path);
         json_bool(&j, "default", is_default);
         json_bool(&j, "readable", rc == BC_OK);
@@ -179,10 +191,11 @@ static void model_print(const char *dir, const char *name, bool json)
         json_text(&j, "error", rc == BC_OK ? NULL : e.text);
         json_shut(&j, '}');
     } else if (rc == BC_OK) {
-        printf("%-40s %-8s %10s  %s\n", name, arch, bytes_text(bytes, size),
-               is_default ? "default" : "");
+        printf("%-36s %-8s %10s  %s%s%s\n", name, arch, bytes_text(bytes, size),
+               row != NULL ? "also " : "", row != NULL ? row->name : "",
+               is_default ? ", the default" : "");
     } else {
-        printf("%-40s unreadable: %s\n", name, e.text);
+        printf("%-36s unreadable: %s\n", name, e.text);
     }
 }
 

@@ -2,8 +2,8 @@
  *
  *   $XDG_DATA_HOME/backcast/models/  (default ~/.local/share/backcast/models/)
  *
- * A model is named by a path to a GGUF file, by a file's name there (with or without .gguf), or by a
- * name of the catalogue (what `backcast pull` can fetch). */
+ * A model is called by its file's name there without .gguf. Also understood: the name with .gguf, a
+ * path to a GGUF file, and what the catalogue calls it (what `backcast pull` can fetch). */
 #ifndef BACKCAST_MODELS_H
 #define BACKCAST_MODELS_H
 #include "base.h"
@@ -19,6 +19,8 @@ struct catalogue_row {
 const struct catalogue_row *catalogue_row(unsigned i); /* NULL past the end */
 const struct catalogue_row *catalogue_find(const char *name);
 
+/* What a model's file is called everywhere: its base name without ".gguf". */
+void model_name(const char *path, char *ret, size_t len);
 int models_dir(char *buf, size_t len, struct err *e);
 /* The file of a model; name NULL: the default model. BC_ENOTFOUND says what to do about it. */
 int model_find(const char *name, char *buf, size_t len, struct err *e);

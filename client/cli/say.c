@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "cli.h"
 
@@ -39,6 +40,13 @@ void say_err(const struct err *e, const char *doing)
 bool tty_out(void)
 {
     return isatty(STDOUT_FILENO) != 0;
+}
+
+bool err_is_out(void)
+{
+    struct stat out, err;
+    return fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+           out.st_dev == err.st_dev && out.st_ino == err.st_ino;
 }
 
 bool tty_err(void)

@@ -8,30 +8,6 @@
 #define DRAIN_MS 30 /* a reply and the record that goes with it take two ways */
 #define HELD_BYTES_MAX (1u << 20)
 
-int session_begin(const struct link *l, struct args *a, backcast_session **ret, bool *ret_old)
-{
-    char path[4096];
-    const struct backcast_session_options *opt = args_session(a, path, sizeof(path));
-    int rc = BACKCAST_EUNKNOWN;
-
-    if (l->own != NULL)
-        a->session.model = NULL; /* its only one */
-    if (ret_old != NULL)
-        *ret_old = false;
-    if (opt->name != NULL && l->own == NULL) {
-        rc = backcast_session_attach(l->c, opt->name, ret);
-        if (rc == 0 && ret_old != NULL)
-            *ret_old = true;
-    }
-    if (rc == BACKCAST_EUNKNOWN || rc == BACKCAST_ENOTFOUND || rc == BACKCAST_EUNSUPPORTED)
-        rc = backcast_session_open(l->c, opt, ret);
-    if (rc < 0) {
-        say_failure(l->c, rc, "session");
-        return CLI_FAILED;
-    }
-    return CLI_FINE;
-}
-
 /* The model's file as the daemon names it. */
 static char *model_path(backcast *c, const char *model)
 {
@@ -72,7 +48,7 @@ void watch_close(struct watch *w)
 
 static void line_end(struct watch *w)
 {
-    if (w->line_open && (w->lines || tty_out()))
+    if (w->line_open && (w->lines || tty_out() || (!w->a->quiet && err_is_out())))
         putchar('\n');
     w->line_open = false;
     fflush(stdout);
@@ -80,7 +56,7 @@ static void line_end(struct watch *w)
 
 static void tell(struct watch *w, const char *line)
 {
-    if (w->texted && tty_out()) { /* after the answer */
+    if (w->texted && (tty_out() || err_is_out())) { /* after the answer */
         size_t n = strlen(line) + 1;
         char *more =
             w->held_len + n > HELD_BYTES_MAX ? NULL : realloc(w->held, w->held_len + n + 1);
@@ -152,12 +128,34 @@ static void end_tell(struct watch *w, const struct backcast_event *ev)
         snprintf(line, sizeof(line), "%s: %u tokens in%s, %u out%s, %u%s cached", ev->end.reason,
                  ev->end.tokens_in, in, ev->end.tokens_out, out, ev->end.tokens_cached, cap);
     if (ev->end.prunes > 0)
-        snprintf(line + n, sizeof(line) - (size_t)n, ", %u prunes dropped %llu (%s)",
-                 ev->end.prunes, (unsigned long long)ev->end.tokens_dropped, ev->end.dropped_why);
+        snprintf(line + n, sizeof(line) - (size_t)n, ", %u prune%s dropped %llu (%s)",
+                 ev->end.prunes, PLURAL(ev->end.prunes), (unsigned long long)ev->end.tokens_dropped,
+                 ev->end.dropped_why);
     tell(w, line);
 }
 
-void event_json(FILE *f, const struct backcast_event *ev)
+static void pruned_json(struct json *j, const struct backcast_event *ev)
+{
+    json_text(j, "policy", ev->pruned.policy);
+    json_text(j, "reason", ev->pruned.reason);
+    json_uint(j, "tokens_before", ev->pruned.tokens_before);
+    json_uint(j, "tokens_after", ev->pruned.tokens_after);
+    json_uint(j, "live_before", ev->pruned.live_before);
+    json_uint(j, "live_after", ev->pruned.live_after);
+    json_uint(j, "held_before", ev->pruned.held_before);
+    json_uint(j, "held_after", ev->pruned.held_after);
+    json_uint(j, "micros", ev->pruned.micros);
+    json_open(j, "dropped", '[');
+    for (size_t i = 0; i < ev->pruned.n_dropped; i++) {
+        json_open(j, NULL, '[');
+        json_uint(j, NULL, ev->pruned.dropped[i].first);
+        json_uint(j, NULL, ev->pruned.dropped[i].count);
+        json_shut(j, ']');
+    }
+    json_shut(j, ']');
+}
+
+void event_json(FILE *f, const struct backcast_event *ev, bool replay)
 {
     static const char *const names[] = {[BACKCAST_TEXT] = "text",
                                         [BACKCAST_LOGPROB] = "logprob",
@@ -171,6 +169,8 @@ void event_json(FILE *f, const struct backcast_event *ev)
     json_open(&j, NULL, '{');
     json_text(&j, "event", names[ev->type]);
     json_uint(&j, "seq", ev->seq);
+    if (replay)
+        json_bool(&j, "replay", true);
     if (ev->type == BACKCAST_TEXT) {
         json_bytes(&j, "text", ev->text.text, ev->text.len);
         json_uint(&j, "first", ev->text.first_stream);
@@ -195,23 +195,7 @@ void event_json(FILE *f, const struct backcast_event *ev)
         json_uint(&j, "done", ev->progress.done);
         json_uint(&j, "total", ev->progress.total);
     } else if (ev->type == BACKCAST_PRUNED) {
-        json_text(&j, "policy", ev->pruned.policy);
-        json_text(&j, "reason", ev->pruned.reason);
-        json_uint(&j, "tokens_before", ev->pruned.tokens_before);
-        json_uint(&j, "tokens_after", ev->pruned.tokens_after);
-        json_uint(&j, "live_before", ev->pruned.live_before);
-        json_uint(&j, "live_after", ev->pruned.live_after);
-        json_uint(&j, "held_before", ev->pruned.held_before);
-        json_uint(&j, "held_after", ev->pruned.held_after);
-        json_uint(&j, "micros", ev->pruned.micros);
-        json_open(&j, "dropped", '[');
-        for (size_t i = 0; i < ev->pruned.n_dropped; i++) {
-            json_open(&j, NULL, '[');
-            json_uint(&j, NULL, ev->pruned.dropped[i].first);
-            json_uint(&j, NULL, ev->pruned.dropped[i].count);
-            json_shut(&j, ']');
-        }
-        json_shut(&j, ']');
+        pruned_json(&j, ev);
     } else if (ev->type == BACKCAST_LOST) {
         json_uint(&j, "first_seq", ev->lost.first_seq);
         json_uint(&j, "count", ev->lost.count);
@@ -247,18 +231,29 @@ static void show(struct watch *w, const struct backcast_event *ev)
     char line[600];
 
     transcript_event(w->t, ev);
-    if (ev->type == BACKCAST_PRUNED) {
+    w->under_way = ev->type == BACKCAST_END ? false
+                   : ev->type == BACKCAST_PRUNED || ev->type == BACKCAST_LOST
+                       ? w->under_way
+                       : true; /* the others come while an answer is made */
+    if (w->mute)
+        return;
+    if (ev->type == BACKCAST_PRUNED && !w->replay) {
         w->prunes++;
         w->prune_micros += ev->pruned.micros;
         for (size_t i = 0; i < ev->pruned.n_dropped; i++)
             w->dropped += ev->pruned.dropped[i].count;
     }
     if (w->a->json && !w->silent) {
-        event_json(stdout, ev);
+        event_json(stdout, ev, w->replay);
         return;
     }
     if (ev->type == BACKCAST_TEXT) {
         show_text(w, ev);
+    } else if (ev->type == BACKCAST_END && w->replay) {
+        line_end(w); /* its figures were of another budget, and of another day */
+        w->texted = false;
+    } else if (w->replay) {
+        return;
     } else if (ev->type == BACKCAST_PROGRESS && !w->a->quiet && ev->progress.total >= 256) {
         bar_draw("reading", ev->progress.done, ev->progress.total, "tokens");
     } else if (ev->type == BACKCAST_PRUNED && !w->a->quiet) {
@@ -334,7 +329,7 @@ void watch_drain(struct watch *w)
         show(w, &ev);
 }
 
-void watch_replay(struct watch *w)
+int watch_replay(struct watch *w)
 {
     struct backcast_session_info info;
     struct backcast_event ev = {0};
@@ -342,6 +337,43 @@ void watch_replay(struct watch *w)
     backcast_session_info(w->s, &info);
     while (ev.seq < info.replay_seq && backcast_next(w->c, &ev, 5000) == 1)
         show(w, &ev);
+    return w->under_way && ev.seq >= info.replay_seq ? follow(w) : CLI_FINE;
+}
+
+/* A request that the daemon had not accepted when it ended is known to nobody: its session is idle,
+ * and no END will come. */
+static bool session_is_idle(struct watch *w)
+{
+    struct backcast_stats st;
+
+    if (backcast_stats(w->c, &st) < 0)
+        return false;
+    for (size_t i = 0; i < st.n_sessions; i++)
+        if (st.sessions[i].id == backcast_session_id(w->s))
+            return strcmp(st.sessions[i].state, "idle") == 0;
+    return false;
+}
+
+int watch_resume(struct watch *w)
+{
+    struct backcast_event ev;
+    bool was_idle = false;
+    int rc;
+
+    while ((rc = backcast_next(w->c, &ev, 1000)) == 0 && interrupt_count() == 0) {
+        bool idle = session_is_idle(w);
+        if (idle && was_idle) { /* and what came in between would have been an event */
+            say("the message was not taken: send it again");
+            return CLI_FINE;
+        }
+        was_idle = idle;
+    }
+    if (rc == 1) {
+        show(w, &ev);
+        if (ev.type == BACKCAST_END)
+            return end_exit(w, &ev);
+    }
+    return follow(w);
 }
 
 /* ---- scores */

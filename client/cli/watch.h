@@ -12,6 +12,9 @@ struct watch {
     struct transcript *t;
     bool lines;     /* end every answer with a newline on a pipe too (run gives the bare text) */
     bool silent;    /* a system message is put down: nothing to show but errors */
+    bool mute;      /* not even those: what a session said before this command */
+    bool replay;    /* chat: the same, shown: texts alone, or events that say so */
+    bool under_way; /* events have come since the last END */
     bool cancelled; /* Ctrl-C was passed on */
     bool line_open; /* stdout's terminal line is not ended */
     bool texted;    /* text has come: what is to be told waits until its end */
@@ -20,8 +23,9 @@ struct watch {
     uint64_t prunes, dropped, prune_micros; /* since watch_open */
 };
 
-/* Attaches to the session that a->session.name names, or opens one. Says what goes wrong; returns a
- * cli_exit. *ret_old (may be NULL): it was there already. */
+/* attach.c: attaches to the session that a->session.name names, or opens one. Says what goes wrong;
+ * returns a cli_exit. *ret_old (may be NULL): it was there already. Then it gets the budget that was
+ * asked for; what else was asked for must be what it has. */
 int session_begin(const struct link *l, struct args *a, backcast_session **ret, bool *ret_old);
 /* Finds the words of the session's model, where its file can be read. */
 int watch_open(struct watch *w, const struct link *l, backcast_session *s, const struct args *a);
@@ -32,11 +36,14 @@ int watch_send(struct watch *w, const char *role, const char *text, size_t len,
                const struct backcast_generate_options *opt);
 /* Events that a call has caused (of a live budget, of a prune). */
 void watch_drain(struct watch *w);
-/* What an attached session said before. */
-void watch_replay(struct watch *w);
+/* What an attached session said before; an answer that is still under way comes to its end. A
+ * cli_exit. */
+int watch_replay(struct watch *w);
+/* The rest of an answer whose connection was lost and has been made again. A cli_exit. */
+int watch_resume(struct watch *w);
 /* "forgot 128 of 512 tokens ..." for one PRUNED event, into buf. */
 void prune_text(const struct transcript *t, const struct backcast_event *ev, char *buf, size_t len);
-void event_json(FILE *f, const struct backcast_event *ev);
+void event_json(FILE *f, const struct backcast_event *ev, bool replay);
 /* The table of scores; tok may be NULL. */
 void scores_print(const struct args *a, const struct backcast_score *rows, size_t n,
                   struct tok *tok, const char *policy);

@@ -187,9 +187,10 @@ static ssize_t receive_some(backcast *c, uint8_t *to, size_t want, bool fds_may_
     ssize_t n = recvmsg(c->sock, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return 0;
+    if (n < 0 && errno == ECONNRESET) /* it was killed with our request unread */
+        return conn_lose(c, BACKCAST_ECLOSED, "the daemon closed the connection");
     if (n < 0)
-        return conn_lose(c, errno == ECONNRESET ? BACKCAST_ECLOSED : BACKCAST_EIO, "receive: %s",
-                         strerror(errno));
+        return conn_lose(c, BACKCAST_EIO, "receive: %s", strerror(errno));
     if (fds_may_come) {
         int rc = fds_take(c, &m);
         if (rc < 0)

@@ -1,0 +1,294 @@
+/* test_cli_session.c: the command and sessions that were there before it: run prints its own answer,
+ * options meet what the session has, chat goes on over a daemon that was killed; and what a script
+ * sees: JSON on every line, streams that do not run into each other, mistakes before any waiting. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <signal.h>
+#include <unistd.h>
+#include "backcast.h"
+#include "command.h"
+#include "daemon_harness.h"
+#include "folders_test.h"
+
+#define COMMAND TEST_BIN "/backcast"
+#define MODEL TEST_VECTORS "/tiny-llama.gguf"
+
+static struct dh *d;
+static char home[FOLDER_PATH], socket_opt[80], state_opt[FOLDER_PATH + 32];
+static const char *const args[] = {state_opt, NULL};
+static const char *env[8];
+
+static int start(void **state)
+{
+    (void)state;
+    static char vars[5][FOLDER_PATH + 32];
+    static const char *const names[5] = {"HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME",
+                                         "XDG_STATE_HOME", "TMPDIR"};
+    folder_root(home, "cli");
+    for (int i = 0; i < 5; i++) {
+        snprintf(vars[i], sizeof(vars[i]), "%s=%s", names[i], home);
+        env[i] = vars[i];
+    }
+    setenv("XDG_DATA_HOME", home, 1); /* the daemon's models folder, too */
+    snprintf(state_opt, sizeof(state_opt), "--state-dir=%s/state", home);
+    d = dh_start_long(args);
+    snprintf(socket_opt, sizeof(socket_opt), "--socket=%s", d->socket);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    dh_stop(&d);
+    folder_drop(home);
+    return 0;
+}
+
+static struct prog_result run(const char *input, ...)
+{
+    const char *argv[24] = {COMMAND};
+    va_list ap;
+    va_start(ap, input);
+    for (int n = 1; n < 23 && (argv[n] = va_arg(ap, const char *)) != NULL; n++)
+        ;
+    va_end(ap);
+    return prog_run(argv, env, input);
+}
+#define RUN(input, ...) run(input, __VA_ARGS__, NULL)
+
+static void check(const char *what, struct prog_result *r, int code, const char *out,
+                  const char *err)
+{
+    if (r->exit_code != code || (out != NULL && strstr(r->out, out) == NULL) ||
+        (err != NULL && strstr(r->err, err) == NULL))
+        fail_msg("%s: exit %d\n--- out\n%s\n--- err\n%s", what, r->exit_code, r->out, r->err);
+    prog_free(r);
+}
+#define CHECK(code, out, err, ...)                                                                 \
+    do {                                                                                           \
+        struct prog_result r_ = RUN(NULL, __VA_ARGS__);                                            \
+        check(#__VA_ARGS__, &r_, code, out, err);                                                  \
+    } while (0)
+
+/* Two answers of one session: the second command prints the second alone, as a session that was
+ * asked both in one conversation does. */
+static void run_prints_its_own_answer(void **state)
+{
+    (void)state;
+    struct prog_result one = RUN(NULL, "run", socket_opt, "-q", "--raw", "-N", "9", "--ignore-end",
+                                 "--name", "own", "oak");
+    struct prog_result two = RUN(NULL, "run", socket_opt, "-q", "--raw", "-N", "9", "--ignore-end",
+                                 "--name", "own", "mill");
+    struct prog_result both = RUN("oak\nmill\n", "chat", socket_opt, "-q", "--raw", "-N", "9",
+                                  "--ignore-end", "--name", "both");
+    char want[400];
+
+    assert_int_equal(one.exit_code + two.exit_code + both.exit_code, 0);
+    assert_true(one.out_len > 0 && two.out_len > 0);
+    size_t n = one.out[one.out_len - 1] == '\n' ? one.out_len - 1 : one.out_len;
+    snprintf(want, sizeof(want), "%.*s\n%s", (int)n, one.out, two.out);
+    assert_true(strncmp(want, both.out, strlen(want)) == 0);
+    prog_free(&one);
+    prog_free(&two);
+    prog_free(&both);
+    struct prog_result json = RUN(NULL, "run", socket_opt, "--json", "--raw", "-N", "9",
+                                  "--ignore-end", "--name", "own", "tide");
+    assert_true(json_valid(json.out, true));
+    assert_null(strstr(json.out, "replay"));
+    char *end = strstr(json.out, "\"event\":\"end\"");
+    assert_non_null(end);
+    assert_null(strstr(end + 1, "\"event\":\"end\"")); /* one answer */
+    prog_free(&json);
+    json = RUN("tide\n", "chat", socket_opt, "--json", "--raw", "-N", "9", "--name", "own");
+    assert_true(json_valid(json.out, true));
+    assert_non_null(strstr(json.out, "\"replay\":true"));
+    prog_free(&json);
+}
+
+static void options_meet_the_session(void **state)
+{
+    (void)state;
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-N", "3", "--name", "meet", "-b", "300t",
+          "-p", "sliding_window", "oak");
+    CHECK(0, NULL, "budget of 128 tokens now", "run", socket_opt, "--raw", "-N", "3", "--name",
+          "meet", "-b", "128t", "-p", "sliding_window", "oak");
+    CHECK(0, "budget 128", NULL, "stat", socket_opt, "meet");
+    CHECK(1, NULL, "other values: --policy", "run", socket_opt, "--raw", "-N", "3", "--name",
+          "meet", "-p", "none", "oak");
+    CHECK(1, NULL, "other values: --kv-type", "run", socket_opt, "--raw", "-N", "3", "--name",
+          "meet", "--kv-type", "q8_0", "oak");
+    CHECK(0, NULL, "nothing is done with --span", "run", socket_opt, "--raw", "-N", "3", "--name",
+          "meet", "--kv-type", "f16", "--span", "3", "oak");
+    CHECK(0, "nothing to prune", NULL, "prune", socket_opt, "meet");
+    CHECK(1, NULL, "budget", "run", socket_opt, "--raw", "--name", "meet", "-b", "10", "oak");
+}
+
+static void chat_is_json_on_every_line(void **state)
+{
+    (void)state;
+    struct prog_result r =
+        RUN("oak and water\n/stat\n/forgotten\n/budget 90t\n/budget\n/help\n/prune 40\n/prune\n"
+            "/save kept\n/scores\n",
+            "chat", socket_opt, "--json", "--raw", "--name", "lines", "--budget", "64t", "-N",
+            "100", "--ignore-end");
+    assert_int_equal(r.exit_code, 0);
+    assert_true(json_valid(r.out, true));
+    static const char *const has[] = {"\"kv_type\"",           "\"command\":\"forgotten\"",
+                                      "\"budget_tokens\":90",  "\"command\":\"help\"",
+                                      "\"command\":\"prune\"", "\"saved\":\"kept\"",
+                                      "\"position\""};
+    for (size_t i = 0; i < sizeof(has) / sizeof(*has); i++)
+        if (strstr(r.out, has[i]) == NULL)
+            fail_msg("no %s in %s", has[i], r.out);
+    assert_string_equal(r.err, ""); /* nothing is said elsewhere */
+    prog_free(&r);
+    r = RUN("/prune\n/prune x\n", "chat", socket_opt, "--raw", "--name", "lines");
+    assert_non_null(strstr(r.err, "not a number"));
+    check("chat", &r, 0, NULL, "nothing to prune");
+    CHECK(2, NULL, "no option -f", "chat", socket_opt, "-f", MODEL);
+}
+
+static void a_pipe_comes_before_the_arguments(void **state)
+{
+    (void)state;
+    struct prog_result r, s;
+    r = RUN("the report\n", "run", "-q", socket_opt, "--raw", "-N", "9", "--ignore-end", "in",
+            "short");
+    s = RUN(NULL, "run", "-q", socket_opt, "--raw", "-N", "9", "--ignore-end",
+            "the report\n\nin short");
+    assert_int_equal(r.exit_code, 0);
+    assert_string_equal(r.out, s.out);
+    prog_free(&r);
+    prog_free(&s);
+    r = RUN("", "run", "-q", socket_opt, "--raw", "-N", "9", "--ignore-end", "in short");
+    s = RUN(NULL, "run", "-q", socket_opt, "--raw", "-N", "9", "--ignore-end", "in short");
+    assert_string_equal(r.out, s.out);
+    prog_free(&r);
+    prog_free(&s);
+}
+
+/* Both streams into one file: the figures begin a line of their own. */
+static void streams_in_one_place_do_not_mix(void **state)
+{
+    (void)state;
+    char line[600];
+    snprintf(line, sizeof(line), "%s run %s --raw -N 200 --ignore-end -b 64t oak 2>&1", COMMAND,
+             socket_opt);
+    struct prog_result r = prog_run((const char *[]){"/bin/sh", "-c", line, NULL}, env, NULL);
+    assert_int_equal(r.exit_code, 0);
+    assert_non_null(strstr(r.out, "\nforgot "));
+    assert_non_null(strstr(r.out, "\nlength: "));
+    prog_free(&r);
+}
+
+/* Nothing is started for a command that cannot work. */
+static void mistakes_come_before_the_private_daemon(void **state)
+{
+    (void)state;
+    static const char *const bad[][3] = {{"--span", "4", "odd"},
+                                         {"--policy", "luck", "known are"},
+                                         {"-t", "-1", "0 to 100"},
+                                         {"--durable", "--raw", "needs --name"},
+                                         {"--durable", "--name=x", "needs a running backcastd"},
+                                         {"--kv-type", "f8", "known are"}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        struct prog_result r = RUN(NULL, "run", "-m", MODEL, bad[i][0], bad[i][1], "hello");
+        assert_null(strstr(r.err, "starting"));
+        check(bad[i][0], &r, 2, NULL, bad[i][2]);
+    }
+    CHECK(2, NULL, "prompt is empty", "run", "-m", MODEL, "");
+    CHECK(2, NULL, "prompt is empty", "run", "-m", MODEL);
+    CHECK(2, NULL, "1 or more", "top", socket_opt, "-c", "0");
+}
+
+/* The value of a key in one line of JSON, as it stands there. */
+static void json_value(const char *text, const char *key, char *ret, size_t size)
+{
+    const char *at = strstr(text, key);
+    assert_non_null(at);
+    at += strlen(key) + 1; /* the colon */
+    snprintf(ret, size, "%.*s", (int)strcspn(at, ",}"), at);
+}
+
+static void figures_have_one_name_and_one_value(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"\"version\"", "\"bytes_rings\""};
+    char a[64], b[64];
+    backcast *c = NULL;
+    assert_int_equal(backcast_connect(&c, d->socket), 0);
+    struct prog_result s = RUN(NULL, "stat", "--json", socket_opt);
+    struct prog_result t = RUN(NULL, "top", "--json", "-c", "1", socket_opt);
+    for (size_t i = 0; i < 2; i++) {
+        json_value(s.out, keys[i], a, sizeof(a));
+        json_value(t.out, keys[i], b, sizeof(b));
+        assert_string_equal(a, b);
+    }
+    prog_free(&s);
+    prog_free(&t);
+    backcast_disconnect(&c);
+    CHECK(0, "\"value\":\"llama\"", NULL, "inspect", "--json", MODEL);
+    CHECK(0, "\"key\":\"llama.block_count\",\"type\":\"u32\",\"value\":4", NULL, "inspect",
+          "--json", MODEL);
+}
+
+static void a_model_has_one_name(void **state)
+{
+    (void)state;
+    CHECK(0, "tiny-llama", "installed", "pull", MODEL);
+    CHECK(0, "tiny-llama ", NULL, "models");
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-N", "1", "-m", "tiny-llama", "-n", "m1",
+          "x");
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-N", "1", "-m", "tiny-llama.gguf", "-n", "m2",
+          "x");
+    CHECK(0, "model          tiny-llama\n", NULL, "stat", socket_opt, "m1");
+    CHECK(0, "model          tiny-llama\n", NULL, "stat", socket_opt, "m2");
+    CHECK(1, NULL, "models of this daemon: ", "run", socket_opt, "-m", "nosuch", "x");
+    CHECK(0, "tiny-llama, /", NULL, "doctor", "-m", "tiny-llama", socket_opt);
+}
+
+/* kill -9 in the middle of an answer: the chat waits for the next daemon and shows the rest. */
+static void chat_goes_on_over_a_kill(void **state)
+{
+    (void)state;
+    char model[80];
+    snprintf(model, sizeof(model), "%s/model.gguf", d->dir);
+    const char *argv[] = {COMMAND,  "chat", socket_opt, "--durable",    "--name", "over", "--raw",
+                          "--json", "-N",   "20000",    "--ignore-end", "-b",     "128t", NULL};
+    struct prog_child c = prog_start(argv, env, "oak\n");
+    assert_true(prog_says(c.out, "\"event\":\"pruned\""));
+    assert_int_equal(kill(d->pid, SIGKILL), 0);
+    dh_wait(d, 5000);
+    assert_true(prog_says(c.err, "the daemon has gone"));
+    dh_again(d, model, args);
+    dh_ready(d);
+    struct prog_result r = prog_wait(&c);
+    if (r.exit_code != 0)
+        fail_msg("exit %d: %s", r.exit_code, r.err);
+    assert_non_null(strstr(r.err, "over goes on"));
+    assert_non_null(strstr(r.out, "\"tokens_out\":20000"));
+    prog_free(&r);
+    CHECK(0, "is closed", NULL, "close", socket_opt, "over");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(run_prints_its_own_answer),
+        cmocka_unit_test(options_meet_the_session),
+        cmocka_unit_test(chat_is_json_on_every_line),
+        cmocka_unit_test(a_pipe_comes_before_the_arguments),
+        cmocka_unit_test(streams_in_one_place_do_not_mix),
+        cmocka_unit_test(mistakes_come_before_the_private_daemon),
+        cmocka_unit_test(figures_have_one_name_and_one_value),
+        cmocka_unit_test(a_model_has_one_name),
+        cmocka_unit_test(chat_goes_on_over_a_kill),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
