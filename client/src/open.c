@@ -298,6 +298,7 @@ int backcast_reconnect(backcast *c)
             continue;
         }
         s->dead = 0; /* a daemon that stops closes the rings first: it may know the name again */
+        s->end_owed = false; /* and its request: the end comes from there, or is owed again */
         rc = session_attach_again(s);
         if (c->lost != 0)
             return c->lost;

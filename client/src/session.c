@@ -386,7 +386,7 @@ int session_attach_again(backcast_session *s)
     while ((rc = session_begin(s, FRAME_ATTACH, &m.base)) == BACKCAST_EBUSY &&
            now_ms() < deadline) /* the daemon has not seen the end of our old connection yet */
         nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
-    if (rc < 0) {
+    if (rc < 0 && s->c->lost == 0) { /* else nothing is known: the next connection asks again */
         char text[sizeof(s->dead_text)];
         snprintf(text, sizeof(text), "%.150s", s->c->fail.text);
         session_kill(s, rc, text);

@@ -21,9 +21,17 @@ static enum verdict judge(struct faulty_disk *d, bool write, bool sync)
     return FAILS;
 }
 
+static void look(const struct faulty_disk *d, const char *call)
+{
+    if (d->look != NULL)
+        d->look(d->look_arg, call);
+}
+
 static int faulty_open(void *arg, const char *path, int flags, mode_t mode)
 {
     bool makes = (flags & (O_CREAT | O_TRUNC)) != 0;
+    if (makes)
+        look(arg, "open");
     if (makes && judge(arg, false, false) == FAILS)
         return -1;
     return disk_io_system.open(NULL, path, flags, mode);
@@ -31,6 +39,10 @@ static int faulty_open(void *arg, const char *path, int flags, mode_t mode)
 
 static ssize_t faulty_pwrite(void *arg, int fd, const void *from, size_t n, uint64_t at)
 {
+    const struct faulty_disk *d = arg;
+    look(d, "write");
+    if (d->look != NULL && n > 1 && disk_io_system.pwrite(NULL, fd, from, n / 2, at) > 0)
+        look(d, "half of a write");
     enum verdict v = judge(arg, true, false);
     if (v == FAILS)
         return -1;
@@ -49,16 +61,19 @@ static int faulty_sync(void *arg, int fd)
 
 static int faulty_truncate(void *arg, int fd, uint64_t size)
 {
+    look(arg, "truncate");
     return judge(arg, false, false) == FAILS ? -1 : disk_io_system.truncate(NULL, fd, size);
 }
 
 static int faulty_rename(void *arg, const char *from, const char *to)
 {
+    look(arg, "rename");
     return judge(arg, false, false) == FAILS ? -1 : disk_io_system.rename(NULL, from, to);
 }
 
 static int faulty_unlink(void *arg, const char *path)
 {
+    look(arg, "unlink");
     return judge(arg, false, false) == FAILS ? -1 : disk_io_system.unlink(NULL, path);
 }
 
@@ -86,4 +101,24 @@ void faulty_arm(struct faulty_disk *d, long after, long n, int why)
     d->fail_at = d->ops + after;
     d->fail_n = n;
     d->why = why;
+}
+
+static int synced(void *arg, int fd)
+{
+    (void)arg;
+    (void)fd;
+    return 0;
+}
+
+static int folder_synced(void *arg, const char *path)
+{
+    (void)arg;
+    (void)path;
+    return 0;
+}
+
+void disk_unsynced(struct disk_io *io)
+{
+    io->sync = io->datasync = synced;
+    io->sync_folder = folder_synced;
 }

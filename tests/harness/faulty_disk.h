@@ -14,8 +14,14 @@ struct faulty_disk {
     long fail_at, fail_n;     /* fail_n 0: none */
     int why;
     bool syncs_only; /* only calls that sync are counted, and fail */
+    /* Before every call that changes what a killed process leaves behind, and in the middle of a write:
+     * half of its bytes are in. NULL: nobody looks. */
+    void (*look)(void *arg, const char *call);
+    void *look_arg;
 };
 void faulty_make(struct faulty_disk *d);
+/* Syncs do nothing: for tests of kills, which lose nothing that was written, and of memory. */
+void disk_unsynced(struct disk_io *io);
 /* From the next call on. */
 void faulty_arm(struct faulty_disk *d, long after, long n, int why);
 #endif

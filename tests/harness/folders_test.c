@@ -32,6 +32,13 @@ void folder_root(char ret[FOLDER_PATH], const char *what)
     assert_non_null(mkdtemp(ret));
 }
 
+void folder_root_memory(char ret[FOLDER_PATH], const char *what)
+{
+    snprintf(ret, FOLDER_PATH, "/dev/shm/backcast-%s-XXXXXX", what);
+    if (mkdtemp(ret) == NULL)
+        folder_root(ret, what);
+}
+
 void folder_drop(const char *path)
 {
     char child[PATH_BYTES];

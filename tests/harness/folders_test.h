@@ -7,7 +7,9 @@
 #define FOLDER_PATH 200
 
 void folder_root(char ret[FOLDER_PATH], const char *what); /* a new one in /tmp */
-void folder_drop(const char *path);                        /* and all in it */
+/* In memory where there is /dev/shm: for tests that ask nothing of the disk. */
+void folder_root_memory(char ret[FOLDER_PATH], const char *what);
+void folder_drop(const char *path); /* and all in it */
 /* root/name, empty. */
 void folder_fresh(char ret[FOLDER_PATH], const char *root, const char *name);
 void folder_copy(const char *from, const char *to); /* `to` may exist */

@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include "core.h"
 #include "durable_test.h"
+#include "faulty_disk.h"
 #include "folders_test.h"
 #include "ledger_test.h"
 #include "log.h"
@@ -101,28 +102,13 @@ struct world {
     int32_t prompt[600];
 };
 
-static int synced(void *arg, int fd)
-{
-    (void)arg;
-    (void)fd;
-    return 0; /* nothing here survives the test: see test_engine_durable_faults.c for that */
-}
-
-static int folder_synced(void *arg, const char *path)
-{
-    (void)arg;
-    (void)path;
-    return 0;
-}
-
 static struct disk_io fast_disk;
 
 static void options(struct engine_options *o, void *arg)
 {
     const struct world *w = arg;
     fast_disk = disk_io_system;
-    fast_disk.sync = fast_disk.datasync = synced;
-    fast_disk.sync_folder = folder_synced;
+    disk_unsynced(&fast_disk);
     o->state_dir = w->dir;
     o->io = &fast_disk;
     o->kv_memory = 40 * PAGE + SCRATCH;
@@ -417,7 +403,7 @@ static void the_run(void **state)
 {
     struct world w = {0};
     (void)state;
-    folder_root(w.dir, "property");
+    folder_root_memory(w.dir, "property");
     prompt_fill(w.prompt, ARRAY_LEN(w.prompt), (uint32_t)inner.seed);
     w.h = eh_open("tiny-llama.gguf", options, &w);
     w.h->arg = &w;
@@ -532,7 +518,7 @@ static int whole(uint64_t seed, uint32_t n_ops)
 {
     struct runner r = {.seed = seed};
     uint32_t at;
-    folder_root(r.dir, "property");
+    folder_root_memory(r.dir, "property");
     snprintf(r.list, sizeof r.list, "%s/list", r.dir);
     snprintf(r.progress, sizeof r.progress, "%s/progress", r.dir);
     int status = run(&r, NULL, n_ops, false, &at);

@@ -24,7 +24,7 @@ static int setup(void **state)
 {
     (void)state;
     prompt_fill(prompt, ARRAY_LEN(prompt), 31);
-    folder_root(root, "map");
+    folder_root_memory(root, "map");
     snprintf(long_model, sizeof long_model, "%s/long.gguf", root);
     dh_long_model(long_model);
     return 0;
