@@ -19,7 +19,6 @@
 
 #define ARGS_MAX 48
 #define START_MS 60000
-#define STOP_MS 5000
 #define CHILD_FD 3
 
 static uint64_t now_ms(void)
@@ -246,7 +245,7 @@ void dh_stop(struct dh **pd)
 {
     struct dh *d = *pd;
     assert_int_equal(kill(d->pid, SIGTERM), 0);
-    int status = dh_wait(d, STOP_MS);
+    int status = dh_wait(d, DH_PATIENCE_MS);
     if (status != 0)
         log_show(d);
     assert_true(WIFEXITED(status));

@@ -178,7 +178,7 @@ void damaged_models(unsigned n_cut, unsigned n_changed)
     good_end(&w);
     print_message("%u files refused, %u opened; %u good answers beside them\n", w.n_refused,
                   w.n_opened, w.n_answers);
-    assert_true(dh_until(nothing_is_held, w.good, 5000));
+    assert_true(dh_until(nothing_is_held, w.good, DH_PATIENCE_MS));
     answer_free(&w.want);
     free(w.file);
     backcast_disconnect(&w.c);

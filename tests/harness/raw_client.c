@@ -22,6 +22,11 @@ static int64_t now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
+uint64_t raw_now_ms(void)
+{
+    return (uint64_t)now_ms();
+}
+
 struct raw *raw_connect(const char *path)
 {
     struct raw *r = calloc(1, sizeof *r);
@@ -33,7 +38,8 @@ struct raw *raw_connect(const char *path)
     r->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_true(r->fd >= 0);
     int rc;
-    for (int64_t end = now_ms() + 3000;;) { /* its file is there a moment before it listens */
+    for (int64_t end = now_ms() + RAW_TIMEOUT_MS;
+         ;) { /* its file is there a moment before it listens */
         rc = connect(r->fd, (struct sockaddr *)&sa, sizeof sa);
         if (rc == 0 || errno != ECONNREFUSED || now_ms() > end)
             break;
@@ -217,6 +223,24 @@ void raw_hello(struct raw *r)
         r->stats_fd = r->fds[0];
         r->n_fds = 0;
     }
+}
+
+static Backcast__StatReply *stat_all(struct raw *r)
+{
+    Backcast__Stat m = BACKCAST__STAT__INIT;
+    return raw_call(r, FRAME_STAT, &m.base, FRAME_STAT_REPLY);
+}
+
+void raw_settle(struct raw *r)
+{
+    stat_all(r); /* in a turn replies come before rings: it is the second one that says it */
+    stat_all(r);
+}
+
+bool raw_nothing_is_left(void *raw)
+{
+    const Backcast__StatReply *reply = stat_all(raw);
+    return reply->n_sessions == 0 && reply->daemon->kv_held == 0 && reply->daemon->bytes_rings == 0;
 }
 
 void raw_is_closed(struct raw *r)

@@ -15,6 +15,8 @@
 
 #define RAW_TIMEOUT_MS 20000
 
+uint64_t raw_now_ms(void);
+
 struct raw {
     int fd;
     uint32_t last_id;
@@ -47,6 +49,10 @@ void raw_is_error(struct raw *r, int code, const char *field);
 /* The last frame is of this type; an ERROR instead of it is shown. */
 void raw_is(struct raw *r, enum frame_type want);
 void raw_hello(struct raw *r);
+/* The daemon has seen all frames so far, looked at the rings for them, and sleeps on those. */
+void raw_settle(struct raw *r);
+/* No session, no page and no ring; for dh_until. */
+bool raw_nothing_is_left(void *raw);
 /* Nothing but end of file comes any more (an ERROR before it is allowed). */
 void raw_is_closed(struct raw *r);
 

@@ -103,7 +103,7 @@ static void request_and_page_tell_the_same(void **state)
     uint64_t kv = line(&st, "kv"), weights = line(&st, "weights"), text = line(&st, "text");
     size_t n = st.n_ledger;
     struct page_wait w = {.c = c, .sessions = 2};
-    assert_int_equal(dh_until(page_has_them, &w, 10000), 1);
+    assert_int_equal(dh_until(page_has_them, &w, DH_PATIENCE_MS), 1);
     sums_are_right(&w.st);
     assert_int_equal(w.st.n_ledger, n);
     assert_int_equal(line(&w.st, "kv"), kv);
@@ -192,7 +192,7 @@ static void a_users_share_shrinks_on_sighup_and_prunes_at_once(void **state)
     conf_write(fd, "[memory]\nuid_share = 300000\n");
     assert_int_equal(kill(d->pid, SIGHUP), 0);
     w.at_most = 300000;
-    assert_int_equal(dh_until(held_at_most, &w, 10000), 1);
+    assert_int_equal(dh_until(held_at_most, &w, DH_PATIENCE_MS), 1);
     sums_are_right(&w.st);
     assert_true(w.st.sessions[0].prunes + w.st.sessions[1].prunes > 0);
     assert_true(w.st.sessions[0].bytes_guaranteed <= 150000);

@@ -54,21 +54,13 @@ static struct raw_session *open_small(struct raw *r, uint32_t ring_bytes)
     return raw_open(r, &m);
 }
 
-static bool nothing_is_left(void *arg)
-{
-    Backcast__Stat m = BACKCAST__STAT__INIT;
-    struct raw *r = arg;
-    Backcast__StatReply *reply = raw_call(r, FRAME_STAT, &m.base, FRAME_STAT_REPLY);
-    return reply->n_sessions == 0 && reply->daemon->kv_held == 0 && reply->daemon->bytes_rings == 0;
-}
-
 /* It dies in the very moment that its uploads have been silent for too long: the daemon, stopped
  * meanwhile, looks at the clock before it looks at the connection. */
 static void death_of_a_silent_uploader(void **state)
 {
     (void)state;
     struct raw *watch = client();
-    assert_true(dh_until(nothing_is_left, watch, 5000));
+    assert_true(dh_until(raw_nothing_is_left, watch, DH_PATIENCE_MS));
     pid_t child = fork();
     if (child == 0) {
         struct raw *r = client();
@@ -90,7 +82,7 @@ static void death_of_a_silent_uploader(void **state)
     waitpid(child, NULL, 0);
     usleep(1500000);
     assert_int_equal(kill(d->pid, SIGCONT), 0);
-    assert_true(dh_until(nothing_is_left, watch, 5000));
+    assert_true(dh_until(raw_nothing_is_left, watch, DH_PATIENCE_MS));
     raw_close(&watch);
 }
 

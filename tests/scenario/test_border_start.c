@@ -82,7 +82,7 @@ static void a_stale_socket_is_replaced(void **state)
     (void)state;
     struct dh *d = dh_start("tiny-llama.gguf", NULL);
     assert_int_equal(kill(d->pid, SIGKILL), 0);
-    dh_wait(d, 5000);
+    dh_wait(d, DH_PATIENCE_MS);
     assert_int_equal(access(d->socket, F_OK), 0);
     const char *const args[] = {"--socket", d->socket, NULL};
     struct dh *next = dh_start("tiny-llama.gguf", args);
@@ -146,7 +146,7 @@ static void the_longest_socket_path_works(void **state)
     struct dh *d = dh_start("tiny-llama.gguf", args);
     served(path);
     assert_int_equal(kill(d->pid, SIGTERM), 0);
-    assert_int_equal(dh_wait(d, 5000), 0);
+    assert_int_equal(dh_wait(d, DH_PATIENCE_MS), 0);
     assert_int_equal(access(path, F_OK), -1);
     dh_free(&d);
     snprintf(lock, sizeof lock, "%.*s.lock", 102, path);
@@ -195,7 +195,7 @@ static void signals_end_it_in_good_order(void **state)
             raw_collect(s); /* what the ring holds outlives the daemon */
             assert_int_equal(s->end.reason, END_RETRY);
         }
-        assert_int_equal(dh_wait(d, 5000), 0);
+        assert_int_equal(dh_wait(d, DH_PATIENCE_MS), 0);
         assert_true(now_ms() - start < 5000);
         raw_is_closed(r);
         assert_int_equal(atomic_load(&s->d2c->state), RING_CLOSED);
@@ -211,7 +211,7 @@ static void a_second_signal_ends_it_at_once(void **state)
     struct dh *d = dh_start("tiny-llama.gguf", NULL);
     kill(d->pid, SIGTERM);
     kill(d->pid, SIGINT);
-    assert_int_equal(dh_wait(d, 5000), 0);
+    assert_int_equal(dh_wait(d, DH_PATIENCE_MS), 0);
     dh_free(&d);
 }
 
@@ -220,7 +220,7 @@ static void it_does_not_outlive_its_parent(void **state)
     (void)state;
     struct dh *d = dh_start("tiny-llama.gguf", NULL);
     assert_int_equal(shutdown(d->parent_fd, SHUT_RDWR), 0);
-    assert_int_equal(dh_wait(d, 5000), 0);
+    assert_int_equal(dh_wait(d, DH_PATIENCE_MS), 0);
     dh_free(&d);
 }
 
@@ -302,7 +302,7 @@ static void sighup_applies_what_can_change(void **state)
     raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 5, "sessions");
     assert_int_equal(pwrite(fd, after, sizeof after - 1, 0), sizeof after - 1);
     assert_int_equal(kill(d->pid, SIGHUP), 0);
-    assert_true(dh_until(log_has_changes, d, 5000));
+    assert_true(dh_until(log_has_changes, d, DH_PATIENCE_MS));
     assert_true(dh_log_has(d, "[limits] sessions applied"));
     assert_false(dh_log_has(d, "kv_memory")); /* the command line says otherwise, as before */
     Backcast__SessionOpened *o = raw_call(r, FRAME_OPEN_SESSION, &m.base, FRAME_SESSION_OPENED);

@@ -329,7 +329,7 @@ static void interrupt_cancels_and_is_130(void **state)
     assert_int_equal(r.exit_code, 130);
     assert_non_null(strstr(r.err, "cancelled:"));
     prog_free(&r);
-    assert_true(dh_until(process_gone, &daemon, 5000));
+    assert_true(dh_until(process_gone, &daemon, DH_PATIENCE_MS));
 }
 
 static void killed_command_takes_its_daemon_along(void **state)
@@ -346,7 +346,7 @@ static void killed_command_takes_its_daemon_along(void **state)
     struct prog_result r = prog_wait(&c);
     assert_int_equal(r.exit_code, 128 + SIGKILL);
     prog_free(&r);
-    assert_true(dh_until(process_gone, &daemon, 10000));
+    assert_true(dh_until(process_gone, &daemon, DH_PATIENCE_MS));
     /* the next one sweeps up */
     CHECK(0, NULL, NULL, "run", "-m", MODEL, "--raw", "-N", "1", "--threads", "1", "x");
     assert_int_equal(stat(dir, &st), -1);

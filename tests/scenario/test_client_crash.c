@@ -40,7 +40,7 @@ static int stop(void **state)
 static void kill_daemon(struct dh *d)
 {
     assert_int_equal(kill(d->pid, SIGKILL), 0);
-    int status = dh_wait(d, 10000);
+    int status = dh_wait(d, DH_PATIENCE_MS);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     assert_int_equal(access(d->socket, F_OK), 0); /* it could not take it away */
 }
@@ -167,7 +167,7 @@ static void killed_while_the_client_waits(void **state)
             rc = backcast_next(c, &ev, -1);
         assert_int_equal(rc, BACKCAST_ECLOSED);
         waitpid(killer, NULL, 0);
-        dh_wait(d, 10000);
+        dh_wait(d, DH_PATIENCE_MS);
         backcast_disconnect(&c);
         dh_free(&d);
     }

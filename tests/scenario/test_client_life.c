@@ -82,11 +82,12 @@ static void cancel_ends_at_once_in_prefill_and_decode(void **state)
         assert_int_equal(backcast_next(c, &ev, 30000), 1);
         answer_event(&b, &ev);
     }
+    uint32_t total = ev.progress.total;
     assert_int_equal(backcast_cancel(s), 0);
     answer_read(c, s, &b);
     assert_string_equal(b.reason, "cancelled");
     assert_int_equal(b.n_ids, 0);
-    assert_true(b.tokens_in < 70000); /* far from its end */
+    assert_true(total > 100000 && b.tokens_in < total); /* not to its end */
     answer_free(&a);
     answer_free(&b);
     go.max_tokens = 5; /* and the session goes on */
@@ -138,7 +139,7 @@ static void killed_client_leaves_nothing(void **state)
         assert_int_equal(stats(c).n_sessions, 3);
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
-        assert_true(dh_until(nothing_is_held, c, 5000));
+        assert_true(dh_until(nothing_is_held, c, DH_PATIENCE_MS));
     }
     assert_true(dh_fds(d) <= fds);
     assert_int_equal(stats(c).n_connections, 1);
@@ -188,7 +189,7 @@ static void named_session_outlives_its_client(void **state)
     assert_true(answer_equal(&whole, &second));
     assert_true(second.prunes > 0);
     backcast_session_close(&t);
-    assert_true(dh_until(nothing_is_held, b, 5000));
+    assert_true(dh_until(nothing_is_held, b, DH_PATIENCE_MS));
     assert_int_equal(backcast_session_attach(b, "work", &t), BACKCAST_EUNKNOWN);
     backcast_disconnect(&b);
     answer_free(&first);
@@ -246,7 +247,7 @@ static void reconnect_takes_up_the_stream(void **state)
     answer_free(&a);
     backcast_session_close(&plain);
     backcast_session_close(&named);
-    assert_true(dh_until(nothing_is_held, c, 5000));
+    assert_true(dh_until(nothing_is_held, c, DH_PATIENCE_MS));
     backcast_disconnect(&c);
 }
 
@@ -281,7 +282,7 @@ static void restarted_daemon_is_a_new_one(void **state)
     assert_int_equal(rc, BACKCAST_ECLOSED);
     assert_true(a.ended); /* told to ask again, before the connection went */
     assert_string_equal(a.reason, "retry");
-    assert_int_equal(dh_wait(first, 10000), 0);
+    assert_int_equal(dh_wait(first, DH_PATIENCE_MS), 0);
     assert_int_equal(backcast_reconnect(c), BACKCAST_ENOTFOUND);
     next = dh_start_long(args);
     assert_int_equal(unlink(path), 0);
@@ -482,7 +483,7 @@ static void bad_options_name_their_field(void **state)
             fail_msg("row %zu (%s): %d, field '%s', '%s'", i, rows[i].field, rc, field,
                      backcast_last_error(c));
     }
-    assert_true(dh_until(nothing_is_held, c, 5000));
+    assert_true(dh_until(nothing_is_held, c, DH_PATIENCE_MS));
     backcast_disconnect(&c);
 }
 

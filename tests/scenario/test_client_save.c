@@ -251,7 +251,7 @@ static void idle_sessions_leave_and_come_back(void **state)
     backcast_session_close(&s);
     assert_int_equal(backcast_session_open(c, &o, &t), 0);
     ask(c, t, first, &x);
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 300; i++) {
         assert_int_equal(backcast_stats(c, &st), 0);
         if (strcmp(st.sessions[0].state, "spilled") == 0)
             break;
