@@ -35,7 +35,11 @@ struct batch {
     uint32_t *seq, *lo, *hi, *slots;
     struct kn_seq *seqs; /* [rows_max] */
     uint32_t *out_rows;  /* [outs_max] */
-    float *logits;       /* [outs_max][n_vocab] */
+    float *logits;       /* [outs_max][n_vocab]; those of a pass only if wants_logits */
+    bool wants_logits;
+    /* NULL unless the backend picks the tokens: how, and which, [outs_max]; recent: what penalties look at */
+    struct kn_sample *how;
+    int32_t *tokens, *recent;
     uint32_t *query_rows;
     float *queries; /* [rows_max][query_len]; NULL until a policy wants one */
     size_t bytes;   /* of all of the above */

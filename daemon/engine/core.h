@@ -531,6 +531,7 @@ void scores_run(struct engine *en, struct session *s); /* a block of rows, or re
 void scores_abort(struct session *s);
 
 /* output.c: steps 5 and 6 */
+void sample_prepare(struct batch *b); /* before the pass, its entries filled */
 void sample_batch(struct engine *en);
 void deliver_batch(struct engine *en);
 

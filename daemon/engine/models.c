@@ -201,8 +201,23 @@ static void batch_free(struct batch *b)
     free(b->seqs);
     free(b->out_rows);
     free(b->logits);
+    free(b->how);
+    free(b->tokens);
     free(b->queries);
     *b = (struct batch){0};
+}
+
+/* Space for what the backend's own picks need. */
+static int picks_alloc(struct batch *b, struct err *e)
+{
+    size_t n = (size_t)b->outs_max * (1 + SAMPLER_REPEAT_MAX);
+    b->how = calloc(b->outs_max, sizeof *b->how);
+    b->tokens = calloc(n, sizeof *b->tokens);
+    b->bytes += b->outs_max * sizeof *b->how + n * sizeof *b->tokens;
+    if (b->how == NULL || b->tokens == NULL)
+        return err_nomem(e, n * sizeof *b->tokens);
+    b->recent = b->tokens + b->outs_max;
+    return BC_OK;
 }
 
 static int batch_alloc(struct batch *b, const struct model_info *mi, struct err *e)
@@ -323,6 +338,10 @@ static int load_parts(struct model_ref *m, const struct gguf *g,
                        "the vocabulary has %u entries, the model only %u", tok_n_vocab(m->tok),
                        mi->n_vocab);
     if ((!m->again && (rc = open_chats(m, g, e)) < 0) || (rc = batch_alloc(&m->batch, mi, e)) < 0)
+        return rc;
+    /* rows of the head beyond the vocabulary are padding that a backend would not know */
+    if (m->kn->ops->sample != NULL && tok_n_vocab(m->tok) == mi->n_vocab &&
+        (rc = picks_alloc(&m->batch, e)) < 0)
         return rc;
     /* rows of the head beyond the vocabulary are padding: they are never picked */
     return sampler_open(&m->sampler, tok_n_vocab(m->tok), e);

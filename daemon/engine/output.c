@@ -1,6 +1,7 @@
 /* output.c: after the pass: the next tokens, and what the clients get to see of it.
  *
- *   sample_batch    logits -> picked id, for each entry that reached the end of its prompt
+ *   sample_batch    logits -> picked id, for each entry that reached the end of its prompt; or the backend has picked
+ *                   (sample_prepare tells it how, before the pass), and logits come only for log-probabilities
  *   deliver_batch   PROGRESS, LOGPROB, TOKENS; stop rules; the end
  *
  * What ends an answer, in this order: an end token (it becomes the pending token and enters the
@@ -26,6 +27,48 @@ static const float *entry_logits(const struct batch *b, const struct batch_entry
     return b->logits + (size_t)(x->first_out + out) * b->n_vocab;
 }
 
+/* Whether the entry's last row picks a token. */
+static bool picks(const struct batch_entry *x)
+{
+    const struct request *q = x->s->req;
+    return x->n > 0 && x->n_out > 0 && q->max_tokens > 0 && (x->decode || q->done == q->n);
+}
+
+/* How x's last row is picked by the backend. */
+static void pick_fill(struct batch *b, const struct batch_entry *x, uint32_t out)
+{
+    const struct generate_options *opt = &x->s->req->opt;
+    int32_t *recent = b->recent + (size_t)out * SAMPLER_REPEAT_MAX;
+    bool penalty = opt->repeat_penalty != 1;
+    b->how[out] = (struct kn_sample){
+        .temperature = opt->temperature,
+        .top_p = opt->top_p,
+        .min_p = opt->min_p,
+        .top_k = opt->top_k,
+        .repeat_penalty = opt->repeat_penalty,
+        .n_recent = penalty ? recent_tokens(x->s, opt->repeat_last, recent) : 0,
+        .recent = recent,
+        .seed = opt->seed,
+        .stream = x->s->stream,
+    };
+}
+
+void sample_prepare(struct batch *b)
+{
+    b->wants_logits = b->how == NULL;
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        const struct batch_entry *x = &b->entries[i];
+        if (x->n == 0 || x->n_out == 0)
+            continue;
+        const struct generate_options *opt = &x->s->req->opt;
+        b->wants_logits |= opt->prompt_logprobs || opt->n_logprobs >= 0;
+        for (uint32_t k = 0; b->how != NULL && k < x->n_out; k++) /* rows that nobody picks from */
+            b->how[x->first_out + k] = (struct kn_sample){.top_p = 1, .repeat_penalty = 1};
+        if (b->how != NULL && picks(x))
+            pick_fill(b, x, x->first_out + x->n_out - 1);
+    }
+}
+
 void sample_batch(struct engine *en)
 {
     int32_t recent[SAMPLER_REPEAT_MAX];
@@ -33,13 +76,14 @@ void sample_batch(struct engine *en)
          m = models_ready(m->next))
         for (uint32_t i = 0; i < m->batch.n_entries; i++) {
             struct batch_entry *x = &m->batch.entries[i];
-            if (x->n == 0 || x->n_out == 0)
+            if (!picks(x))
                 continue;
             const struct session *s = x->s;
-            const struct request *q = s->req;
-            if (q->max_tokens == 0 || (!x->decode && q->done < q->n))
+            const struct generate_options *opt = &s->req->opt;
+            if (m->batch.how != NULL) {
+                x->picked = m->batch.tokens[x->first_out + x->n_out - 1];
                 continue;
-            const struct generate_options *opt = &q->opt;
+            }
             uint32_t n = opt->repeat_penalty != 1 ? recent_tokens(s, opt->repeat_last, recent) : 0;
             x->picked = sampler_pick(&m->sampler, opt, entry_logits(&m->batch, x, x->n_out - 1),
                                      recent, n, s->stream);

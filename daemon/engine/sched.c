@@ -193,6 +193,7 @@ static int pass(struct model_ref *m, struct err *e)
     }
     if (b->n_rows == 0)
         return BC_OK;
+    sample_prepare(b);
     struct kn_batch rows = {.n_rows = b->n_rows,
                             .n_seqs = n_seqs,
                             .ids = b->ids,
@@ -204,7 +205,9 @@ static int pass(struct model_ref *m, struct err *e)
                             .seqs = b->seqs};
     struct model_out out = {.rows = b->out_rows,
                             .n = b->n_outs,
-                            .logits = b->logits,
+                            .logits = b->wants_logits ? b->logits : NULL,
+                            .how = b->how,
+                            .tokens = b->tokens,
                             .query_rows = b->query_rows,
                             .n_query = b->n_queries,
                             .queries = b->queries};

@@ -110,8 +110,11 @@ static void give_logits(struct model *m, struct pass *p, const struct model_out 
     m->kn->ops->gather_rows(m->kn, x, p->x, m->rows.pick, out->n, m->hp.d_model);
     m->kn->ops->rmsnorm(m->kn, x, x, m->w.out_norm, out->n, m->hp.d_model, m->hp.norm_eps);
     m->kn->ops->linear(m->kn, 1, head, NULL, x, out->n, logits, false);
-    m->kn->ops->download(m->kn, out->logits, logits[0],
-                         (size_t)out->n * m->hp.n_vocab * sizeof *out->logits);
+    if (out->how != NULL)
+        m->kn->ops->sample(m->kn, logits[0], out->n, m->hp.n_vocab, out->how, out->tokens);
+    if (out->logits != NULL)
+        m->kn->ops->download(m->kn, out->logits, logits[0],
+                             (size_t)out->n * m->hp.n_vocab * sizeof *out->logits);
 }
 
 int model_forward(struct model *m, const struct kn_batch *b, const struct model_out *out,

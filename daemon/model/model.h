@@ -50,7 +50,11 @@ void model_kv_shape(const struct model *m, enum kn_type kv_type, bool hidden, st
 struct model_out {
     const uint32_t *rows; /* [n] batch rows whose logits are wanted, ascending */
     uint32_t n;
-    float *logits;              /* [n][n_vocab] */
+    float *logits; /* [n][n_vocab]; NULL: nobody reads them */
+    /* Where the backend picks tokens itself (kn_ops.sample), four bytes a row come instead: how [n] says how, NULL: it
+     * does not. */
+    const struct kn_sample *how;
+    int32_t *tokens;            /* [n] */
     const uint32_t *query_rows; /* [n_query] batch rows whose last-layer query is wanted (tova) */
     uint32_t n_query;
     float *queries; /* [n_query][n_heads][head_dim], rotated */

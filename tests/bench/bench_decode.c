@@ -39,6 +39,8 @@ struct bench {
     struct kn_seq seqs[BATCH_MAX];
     float *logits;
     int32_t token[BATCH_MAX];
+    struct kn_sample how[BATCH_MAX]; /* greedy */
+    bool samples;                    /* the backend picks */
 };
 
 static void die(const char *what, const char *why)
@@ -150,6 +152,9 @@ static void bench_open(struct bench *b, const struct options *o)
     b->out_rows = take(BATCH_MAX, sizeof *b->out_rows);
     b->logits = take((size_t)BATCH_MAX * b->info->n_vocab, sizeof *b->logits);
     pages_open(b);
+    b->samples = b->kn->ops->sample != NULL;
+    for (uint32_t i = 0; i < BATCH_MAX; i++)
+        b->how[i] = (struct kn_sample){.top_p = 1, .repeat_penalty = 1};
 }
 
 static void bench_close(struct bench *b)
@@ -182,7 +187,11 @@ static void forward(struct bench *b, uint32_t n_rows, uint32_t n_seqs, uint32_t 
                              .hi = b->hi,
                              .slots = b->at,
                              .seqs = b->seqs};
-    struct model_out out = {.rows = b->out_rows, .n = n_out, .logits = b->logits};
+    struct model_out out = {.rows = b->out_rows,
+                            .n = n_out,
+                            .logits = b->samples ? NULL : b->logits,
+                            .how = b->samples ? b->how : NULL,
+                            .tokens = b->token};
     check(model_forward(b->m, &batch, &out, &e), &e);
 }
 
@@ -230,7 +239,7 @@ static void step(struct bench *b, uint32_t n, uint32_t depth)
         b->seqs[s] = (struct kn_seq){&b->kv, b->slots + (size_t)s * b->rows, depth + 1};
     }
     forward(b, n, n, n);
-    for (uint32_t s = 0; s < n; s++)
+    for (uint32_t s = 0; s < n && !b->samples; s++)
         b->token[s] = largest(b->logits + (size_t)s * b->info->n_vocab, b->info->n_vocab);
 }
 

@@ -63,11 +63,11 @@ static void event(struct shim_answer *sa, const struct backcast_event *ev)
 }
 
 static backcast_session *ask(backcast *c, const struct backcast_session_options *so,
-                             const int32_t *ids, size_t n, uint32_t max_tokens)
+                             const int32_t *ids, size_t n,
+                             const struct backcast_generate_options *go)
 {
     backcast_session *s = NULL;
-    struct backcast_generate_options go = answer_options(max_tokens);
-    if (backcast_session_open(c, so, &s) != 0 || backcast_prompt_ids(s, ids, n, &go) != 0)
+    if (backcast_session_open(c, so, &s) != 0 || backcast_prompt_ids(s, ids, n, go) != 0)
         fail_msg("%s: %s", backcast_last_error_field(c), backcast_last_error(c));
     return s;
 }
@@ -75,8 +75,15 @@ static backcast_session *ask(backcast *c, const struct backcast_session_options 
 void shim_ask(backcast *c, const struct backcast_session_options *so, const int32_t *ids, size_t n,
               uint32_t max_tokens, struct shim_answer *ret)
 {
+    struct backcast_generate_options go = answer_options(max_tokens);
+    shim_ask_how(c, so, ids, n, &go, ret);
+}
+
+void shim_ask_how(backcast *c, const struct backcast_session_options *so, const int32_t *ids,
+                  size_t n, const struct backcast_generate_options *go, struct shim_answer *ret)
+{
     struct backcast_event ev;
-    backcast_session *s = ask(c, so, ids, n, max_tokens);
+    backcast_session *s = ask(c, so, ids, n, go);
     memset(ret, 0, sizeof *ret);
     while (!ret->a.ended) {
         int rc = backcast_next(c, &ev, 120000);
@@ -133,7 +140,8 @@ void shim_goldens(const char *arch, const char *only)
         struct backcast_session_options so = options_of(k);
         if (only != NULL && strncmp(k->name, only, strlen(only)) != 0)
             continue;
-        s[i] = ask(c, &so, k->prompt, k->n_prompt, k->n_text);
+        struct backcast_generate_options go = answer_options(k->n_text);
+        s[i] = ask(c, &so, k->prompt, k->n_prompt, &go);
         left++;
     }
     assert_true(left >= 4);

@@ -25,4 +25,6 @@ void shim_goldens(const char *arch, const char *only);
 /* A raw prompt of token ids under a policy; everything that came. */
 void shim_ask(backcast *c, const struct backcast_session_options *so, const int32_t *ids, size_t n,
               uint32_t max_tokens, struct shim_answer *ret);
+void shim_ask_how(backcast *c, const struct backcast_session_options *so, const int32_t *ids,
+                  size_t n, const struct backcast_generate_options *go, struct shim_answer *ret);
 #endif

@@ -41,6 +41,52 @@ static void texts_are_the_goldens(void **state)
     shim_goldens("llama", "gen");
 }
 
+/* The device picks the tokens: by seed and stream alone, with log-probabilities or without, alone or not. */
+static void picked_tokens_depend_on_nobody(void **state)
+{
+    (void)state;
+    enum { N = 3 };
+    int32_t ids[40];
+    struct shim_answer alone;
+    struct answer together[N] = {{0}};
+    backcast_session *s[N];
+    struct backcast_event ev;
+    struct backcast_session_options so = answer_budget("none", 0);
+    struct backcast_generate_options go = answer_options(8);
+    unsigned left = N;
+    so.kv_type = "f32";
+    go.temperature = 2;
+    go.top_k = 50;
+    go.seed = 7;
+    go.repeat_penalty = 1.3f;
+    ids_make(ids, 40, 11);
+    struct dh *d = shim_start("simt", "tiny-llama.gguf", NULL);
+    backcast *c = shim_connect(d);
+    shim_ask_how(c, &so, ids, 40, &go, &alone);
+    assert_int_equal(alone.a.n_ids, 8);
+    for (unsigned i = 0; i < N; i++) {
+        go.n_logprobs = i == 1 ? 2 : -1;
+        go.seed = i == 2 ? 8 : 7;
+        assert_int_equal(backcast_session_open(c, &so, &s[i]), 0);
+        assert_int_equal(backcast_prompt_ids(s[i], ids, 40, &go), 0);
+    }
+    while (left > 0 && backcast_next(c, &ev, 120000) == 1) {
+        for (unsigned i = 0; i < N; i++)
+            if (ev.session == s[i])
+                answer_event(&together[i], &ev);
+        left -= ev.type == BACKCAST_END;
+    }
+    assert_true(answer_equal(&alone.a, &together[0]));
+    assert_true(answer_equal(&alone.a, &together[1]));
+    assert_false(answer_equal(&alone.a, &together[2]));
+    assert_int_equal(together[1].logprobs, 8);
+    for (unsigned i = 0; i < N; i++)
+        answer_free(&together[i]);
+    answer_free(&alone.a);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
 /* ---- half precision ---- */
 
 static double overlap(const struct shim_answer *a, const struct shim_answer *b)
@@ -223,6 +269,7 @@ int main(void)
     };
     const struct CMUnitTest on_shim[] = {
         cmocka_unit_test(texts_are_the_goldens),
+        cmocka_unit_test(picked_tokens_depend_on_nobody),
         cmocka_unit_test(halves_keep_what_the_cpu_keeps),
         cmocka_unit_test(a_full_device_is_one_requests_error),
         cmocka_unit_test(a_dead_device_ends_the_process),
