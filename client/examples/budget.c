@@ -25,16 +25,24 @@ static void pruned_print(const struct backcast_event *ev)
 static int scores_print(backcast_session *s)
 {
     struct backcast_score *rows = NULL;
-    size_t n = 0, kept = 0;
+    static const char *const kinds[] = {"may be dropped", "frozen", "recent", "frozen and recent"};
+    size_t n = 0, of_kind[4] = {0};
 
     if (backcast_session_scores(s, &rows, &n) < 0)
         return -1;
     for (size_t i = 0; i < n; i++)
-        kept += rows[i].flags != 0;
-    printf("%zu tokens are left, %zu of them protected; the first of each kind:\n", n, kept);
-    for (size_t i = 0; i < n && i < 8; i++)
-        printf("  stream %" PRIu64 " position %d id %d score %g\n", rows[i].stream,
-               rows[i].position, rows[i].id, (double)rows[i].score);
+        of_kind[rows[i].flags & 3]++;
+    printf("%zu tokens are left, %zu of them protected; the first of each kind:\n", n,
+           n - of_kind[0]);
+    for (size_t i = 0; i < n; i++) {
+        size_t *left = &of_kind[rows[i].flags & 3];
+        if (*left == 0)
+            continue; /* its kind has been shown */
+        printf("  %s (%zu): stream %" PRIu64 " position %d id %d score %g\n",
+               kinds[rows[i].flags & 3], *left, rows[i].stream, rows[i].position, rows[i].id,
+               (double)rows[i].score);
+        *left = 0;
+    }
     free(rows);
     return 0;
 }

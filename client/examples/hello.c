@@ -1,7 +1,11 @@
 /* hello.c: the smallest useful program: one question, its answer as it comes.
  *
  *     hello [SOCKET [QUESTION]]
+ *
+ * Built by hand, after an install:
+ *     cc hello.c -o hello $(pkg-config --cflags --libs libbackcast)
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <backcast.h>
@@ -21,10 +25,16 @@ int main(int argc, char **argv)
     while (rc == 0 && backcast_next(c, &ev, -1) > 0 && ev.type != BACKCAST_END)
         if (ev.type == BACKCAST_TEXT)
             fwrite(ev.text.text, 1, ev.text.len, stdout);
-    if (ev.type == BACKCAST_END)
+    /* An answer has its end, and the end has a reason: "stop" (the model was done) and "length"
+     * (max_tokens) are whole answers; "error", "retry" (the daemon stops) and the rest are not. */
+    bool whole = ev.type == BACKCAST_END &&
+                 (strcmp(ev.end.reason, "stop") == 0 || strcmp(ev.end.reason, "length") == 0);
+    if (whole)
         putchar('\n');
+    else if (ev.type == BACKCAST_END)
+        fprintf(stderr, "\nhello: the answer ended early: %s %s\n", ev.end.reason, ev.end.text);
     else
         fprintf(stderr, "hello: %s\n", backcast_last_error(c));
     backcast_disconnect(&c);
-    return ev.type != BACKCAST_END;
+    return whole ? 0 : 1;
 }

@@ -17,7 +17,7 @@ struct answer {
     backcast_session *session;
     char text[16384];
     size_t len;
-    int ended;
+    int ended, whole;
 };
 
 static int fail(const backcast *c, const char *doing)
@@ -36,6 +36,11 @@ static void take(struct answer *a, const struct backcast_event *ev)
             a[i].len += ev->text.len;
         } else if (ev->type == BACKCAST_END) {
             a[i].ended = 1;
+            a[i].whole =
+                strcmp(ev->end.reason, "stop") == 0 || strcmp(ev->end.reason, "length") == 0;
+            if (!a[i].whole)
+                fprintf(stderr, "poll_loop: answer %d ended early: %s %s\n", i + 1, ev->end.reason,
+                        ev->end.text);
         }
     }
 }
@@ -81,5 +86,5 @@ int main(int argc, char **argv)
         printf("[%d] %.*s\n", i + 1, (int)a[i].len, a[i].text);
     fprintf(stderr, "poll_loop: the loop ran idle %d times\n", ticks);
     backcast_disconnect(&c);
-    return 0;
+    return a[0].whole && a[1].whole ? 0 : 1;
 }

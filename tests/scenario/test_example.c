@@ -56,6 +56,53 @@ static void hello_prints_the_answer(void **state)
     prog_free(&r);
 }
 
+#define CONTEXT 1024 /* of tiny-llama.gguf */
+
+/* The tokens of a question of len bytes; more than the context: it is refused. */
+static uint32_t question_tokens(backcast *c, const char *question, size_t len)
+{
+    struct backcast_generate_options go = answer_options(1);
+    backcast_session *s = NULL;
+    struct answer a = {0};
+    uint32_t n = CONTEXT + 1;
+    assert_int_equal(backcast_session_open(c, NULL, &s), 0);
+    if (backcast_chat(s, "user", question, len, &go) == 0) {
+        answer_read(c, s, &a);
+        n = a.tokens_in;
+    }
+    answer_free(&a);
+    backcast_session_close(&s);
+    return n;
+}
+
+/* A question that leaves the context no room for an answer: what comes is no whole one, and the
+ * program says so. */
+static void hello_tells_an_answer_that_ended_early(void **state)
+{
+    (void)state;
+    struct dh *small = dh_start("tiny-llama.gguf", NULL);
+    backcast *c = NULL;
+    char *question = answer_prompt(4000, 3);
+    size_t fits = 1, most = 4000;
+    assert_int_equal(backcast_connect(&c, small->socket), 0);
+    while (most - fits > 1) {
+        size_t half = (fits + most) / 2;
+        if (question_tokens(c, question, half) < CONTEXT)
+            fits = half;
+        else
+            most = half;
+    }
+    question[fits] = '\0';
+    struct prog_result r =
+        prog_run((const char *[]){EXAMPLE("hello"), small->socket, question, NULL}, NULL, NULL);
+    if (r.exit_code != 1 || strstr(r.err, "the answer ended early: context") == NULL)
+        fail_msg("exit %d: %s", r.exit_code, r.err);
+    prog_free(&r);
+    free(question);
+    backcast_disconnect(&c);
+    dh_stop(&small);
+}
+
 static void poll_loop_answers_both(void **state)
 {
     (void)state;
@@ -81,6 +128,8 @@ static void budget_shows_prunes_and_scores(void **state)
     assert_non_null(strstr(r.out, "pruned by counter_causal (budget)"));
     assert_non_null(strstr(r.out, "end length"));
     assert_non_null(strstr(r.out, "tokens are left"));
+    assert_non_null(strstr(r.out, "  may be dropped ("));
+    assert_non_null(strstr(r.out, "  recent ("));
     prog_free(&r);
     r = prog_run((const char *[]){EXAMPLE("budget"), d->socket, "100", NULL}, NULL, text);
     assert_int_equal(r.exit_code, 1);
@@ -93,6 +142,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hello_prints_the_answer),
+        cmocka_unit_test(hello_tells_an_answer_that_ended_early),
         cmocka_unit_test(poll_loop_answers_both),
         cmocka_unit_test(budget_shows_prunes_and_scores),
     };
