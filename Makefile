@@ -1,11 +1,13 @@
 # Backcast, from a clean clone of Debian 12:
 #
-#   make demo    installs what is missing, fetches the default model (92 MB), builds, and shows a daemon
-#                at work: three sessions, two of them pruned as they break their budgets
+#   make demo    installs what is missing, builds the daemon and the command, fetches the default model
+#                (94 MiB), and shows a daemon at work: three sessions, two of them pruned as they break
+#                their budgets
+#   make         builds everything, the tests too
 #   make check   installs, builds and runs every test (release, then the small models under sanitizers)
 #
 # Everything else is CMake: `cmake --preset release && cmake --build build/release`.
-.PHONY: all setup model demo check check-long bench format clean
+.PHONY: all programs setup model demo check check-long bench format clean
 JOBS ?= $(shell nproc)
 BUILD = build/release
 
@@ -16,7 +18,12 @@ all: setup
 setup:
 	@.ci/setup
 
-model: all
+# the daemon and the command, and nothing that only tests need
+programs: setup
+	cmake --preset release
+	cmake --build $(BUILD) -j $(JOBS) --target backcastd backcast
+
+model: programs
 	$(BUILD)/bin/backcast pull
 
 demo: model
@@ -28,7 +35,7 @@ check: setup
 check-long: setup
 	tests/check.sh --long
 
-bench: model
+bench: model all
 	tests/bench/run.sh $(BUILD)
 
 format:
