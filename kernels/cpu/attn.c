@@ -62,29 +62,52 @@ static void queries_load(const struct attn_job *j, const struct queries *u, floa
     }
 }
 
+/* Lines of one head: slot s is at first + s / 64 pages + s % 64 lines. */
+struct lines {
+    const char *first;
+    size_t stride, bytes;
+};
+
+static struct lines lines_of(const struct kn_seq *s, uint32_t layer, enum kn_kv_part part,
+                             uint32_t kv_head)
+{
+    return (struct lines){kn_kv_row(s->kv, 0, layer, part, kv_head), s->kv->stride,
+                          kn_kv_line_bytes(s->kv)};
+}
+
+static inline const char *line_at(const struct lines *l, uint32_t slot)
+{
+    return l->first + slot / KN_PAGE_ROWS * l->stride + slot % KN_PAGE_ROWS * l->bytes;
+}
+
 static void rows_find(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, uint32_t tile,
                       uint32_t hi, struct attn_rows *r)
 {
     uint32_t first = tile * KN_TILE;
+    struct lines k = lines_of(s, layer, KN_KV_K, kv_head), v = lines_of(s, layer, KN_KV_V, kv_head);
     r->type = s->kv->type;
     r->d = s->kv->head_dim;
     r->n = KN_MIN((uint32_t)KN_TILE, KN_MIN(hi, s->n) - first);
     for (uint32_t i = 0; i < r->n; i++) {
         uint32_t slot = s->slots[first + i];
-        r->k[i] = kn_kv_row(s->kv, slot, layer, KN_KV_K, kv_head);
-        r->v[i] = kn_kv_row(s->kv, slot, layer, KN_KV_V, kv_head);
+        r->k[i] = line_at(&k, slot);
+        r->v[i] = line_at(&v, slot);
     }
+    for (uint32_t i = r->n; i < KN_TILE; i++) /* whole registers of keys, seen by nobody */
+        r->k[i] = r->k[r->n - 1];
 }
 
-/* Asks memory for a tile that comes next: rows lie anywhere, and no hardware foresees a slot list. */
-static void rows_prefetch(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, uint32_t tile)
+/* Asks memory for keys or values of a tile that comes next: lines lie anywhere, and no hardware foresees a slot list.
+ * To the second level: the first is full of this tile. */
+static void rows_prefetch(const struct kn_seq *s, uint32_t layer, enum kn_kv_part part,
+                          uint32_t kv_head, uint32_t tile)
 {
-    size_t bytes = kn_kv_line_bytes(s->kv);
-    for (uint32_t i = tile * KN_TILE; i < KN_MIN((tile + 1) * KN_TILE, s->n); i++)
-        for (size_t at = 0; at < bytes; at += 64) {
-            __builtin_prefetch((char *)kn_kv_row(s->kv, s->slots[i], layer, KN_KV_K, kv_head) + at);
-            __builtin_prefetch((char *)kn_kv_row(s->kv, s->slots[i], layer, KN_KV_V, kv_head) + at);
-        }
+    struct lines l = lines_of(s, layer, part, kv_head);
+    for (uint32_t i = tile * KN_TILE; i < KN_MIN((tile + 1) * KN_TILE, s->n); i++) {
+        const char *p = line_at(&l, s->slots[i]);
+        for (size_t at = 0; at < l.bytes; at += 64)
+            __builtin_prefetch(p + at, 0, 2);
+    }
 }
 
 /* What the rows of the block see of a tile: lo, hi per query. */
@@ -112,15 +135,17 @@ static void tile_attend(const struct attn_job *j, const struct queries *u, uint3
     for (uint32_t r = 0; r < u->block->n_rows; r++)
         hi = KN_MAX(hi, j->b->hi[u->block->row + r]);
     rows_find(u->seq, j->layer, u->kv_head, tile, hi, &rows);
-    /* few queries: expanding the values first would cost more than it saves */
+    /* few queries: turning keys and expanding values first would cost more than it saves */
     bool direct = u->n_q <= ATTN_DIRECT_MAX && j->d == j->d_pad;
-    j->c->attn->load(&rows, room->kt, direct ? NULL : room->v);
+    bool turned = !direct || u->n_q > j->c->attn->turn_max, more = tile + 1 < u->block->end_tile;
+    if (turned)
+        j->c->attn->load(&rows, room->kt, direct ? NULL : room->v);
+    t->kt = turned ? room->kt : NULL;
     t->rows = direct ? &rows : NULL;
-    if (tile + 1 < u->block->end_tile)
-        rows_prefetch(u->seq, j->layer, u->kv_head, tile + 1);
+    if (more)
+        rows_prefetch(u->seq, j->layer, KN_KV_K, u->kv_head, tile + 1);
     visible(j, u, tile, room->lo, room->hi);
     t->d_pad = j->d_pad;
-    t->kt = room->kt;
     t->v = room->v;
     t->n_q = u->n_q;
     t->scale = j->scale;
@@ -128,6 +153,8 @@ static void tile_attend(const struct attn_job *j, const struct queries *u, uint3
     t->hi = room->hi;
     t->s = room->s;
     j->c->attn->scores(t);
+    if (more)
+        rows_prefetch(u->seq, j->layer, KN_KV_V, u->kv_head, tile + 1);
     j->c->attn->weights(t);
     j->c->attn->values(t);
 }

@@ -138,7 +138,67 @@ INLINE void dots(const struct attn_tile *t, uint32_t first, const uint32_t n)
     }
 }
 
-static void scores(const struct attn_tile *t)
+/* Keys straight from the pages, turned in registers: for so few queries that kt would be written to be read once.
+ * The same sums in the same order as dots. n >= t->n_q; what lies beyond is computed and dropped. */
+INLINE void dots_turning(enum kn_type type, const struct attn_tile *t, const uint32_t n)
+{
+    for (uint32_t j = 0; j < t->rows->n; j += VF_N) {
+        const void *const *rows = t->rows->k + j;
+        vf acc[SIMD_TURN_MAX];
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < n; i++)
+            acc[i] = vf_set1(0.0f);
+        for (uint32_t d = 0; d < t->d_pad; d += VF_N) {
+            vf k[VF_N];
+#pragma GCC unroll 16
+            for (uint32_t i = 0; i < VF_N; i++)
+                k[i] = row_vec(type, rows[i], d);
+            vf_transpose(k);
+            const float *q = t->q + d;
+#pragma GCC unroll 16
+            for (uint32_t i = 0; i < VF_N; i++)
+#pragma GCC unroll 8
+                for (uint32_t h = 0; h < n; h++)
+                    acc[h] = vf_fma(vf_set1(q[h * t->d_pad + i]), k[i], acc[h]);
+        }
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < n; i++)
+            if (i < t->n_q)
+                vf_store(t->s + (size_t)i * TILE + j, vf_mul(acc[i], vf_set1(t->scale)));
+    }
+}
+
+INLINE void dots_type(enum kn_type type, const struct attn_tile *t)
+{
+    if (t->n_q == 1)
+        dots_turning(type, t, 1);
+    else if (t->n_q == 2)
+        dots_turning(type, t, 2);
+#if SIMD_TURN_MAX > 2
+    else if (t->n_q == 3)
+        dots_turning(type, t, 3);
+    else if (t->n_q == 4)
+        dots_turning(type, t, 4);
+#endif
+#if SIMD_TURN_MAX > 4
+    else
+        dots_turning(type, t, SIMD_TURN_MAX);
+#endif
+}
+
+static void scores_turning(const struct attn_tile *t)
+{
+    if (t->rows->type == KN_F32)
+        dots_type(KN_F32, t);
+    else if (t->rows->type == KN_F16)
+        dots_type(KN_F16, t);
+    else if (t->rows->type == KN_BF16)
+        dots_type(KN_BF16, t);
+    else
+        dots_type(KN_Q8_0, t);
+}
+
+static void scores_turned(const struct attn_tile *t)
 {
     uint32_t i = 0;
     for (; i + SIMD_QUERIES <= t->n_q; i += SIMD_QUERIES)
@@ -149,7 +209,15 @@ static void scores(const struct attn_tile *t)
 #endif
     for (; i < t->n_q; i++)
         dots(t, i, 1);
-    for (i = 0; i < t->n_q; i++) {
+}
+
+static void scores(const struct attn_tile *t)
+{
+    if (t->kt)
+        scores_turned(t);
+    else
+        scores_turning(t);
+    for (uint32_t i = 0; i < t->n_q; i++) {
         float *s = t->s + (size_t)i * TILE;
         for (uint32_t j = 0; j < t->lo[i]; j++)
             s[j] = -INFINITY;
@@ -317,4 +385,5 @@ static void finish(float *out, const float *acc, float l, uint32_t d)
         out[i] = acc[i] / l;
 }
 
-const struct attn_kernels ATTN_NAME(CPU_ISA) = {load, scores, weights, values, merge, finish};
+const struct attn_kernels ATTN_NAME(CPU_ISA) = {load,  scores, weights,      values,
+                                                merge, finish, SIMD_TURN_MAX};

@@ -111,7 +111,7 @@ struct scale_src {
     uint32_t first, n_blocks; /* first: multiple of 8 */
 };
 
-/* Where one tile's rows lie: n of them, lines of [d] values; the rest of the 64 are zeros. */
+/* Where one tile's rows lie: n of them, lines of [d] values; the rest of the 64 are zeros. k[n..] are k[n - 1]. */
 struct attn_rows {
     enum kn_type type;
     uint32_t d, n;
@@ -122,7 +122,7 @@ struct attn_rows {
 #define ATTN_Q_MAX 64
 struct attn_tile {
     uint32_t d_pad;               /* head_dim rounded up to 16 */
-    const float *kt;              /* [d_pad][64]: keys, turned */
+    const float *kt;              /* [d_pad][64]: keys, turned; NULL: from rows, n_q <= turn_max */
     const float *v;               /* [64][d_pad] */
     const struct attn_rows *rows; /* not NULL: values are read from here, not from v; d == d_pad */
     uint32_t n_q;
@@ -171,6 +171,7 @@ struct attn_kernels {
     void (*values)(const struct attn_tile *t);  /* acc */
     void (*merge)(const struct attn_merge *m);
     void (*finish)(float *out, const float *acc, float l, uint32_t d); /* acc / l */
+    uint32_t turn_max; /* queries up to which scores turns keys on its way */
 };
 
 /* Finished sums to their place: out (+)= acc (+ bias), n_rows of n. */

@@ -7,7 +7,8 @@
 #include <string.h>
 
 #define VF_N 8
-#define SIMD_QUERIES 2 /* x 4 registers of accumulators, of 16 */
+#define SIMD_QUERIES 2  /* x 4 registers of accumulators, of 16 */
+#define SIMD_TURN_MAX 4 /* beside 8 of keys */
 typedef __m256 vf;
 
 static inline vf vf_load(const float *p)

@@ -7,7 +7,8 @@
 #include <string.h>
 
 #define VF_N 16
-#define SIMD_QUERIES 6 /* x 4 registers of accumulators, of 32 */
+#define SIMD_QUERIES 6  /* x 4 registers of accumulators, of 32 */
+#define SIMD_TURN_MAX 8 /* beside 16 of keys */
 typedef __m512 vf;
 
 static inline vf vf_load(const float *p)

@@ -8,6 +8,7 @@
 
 #define VF_N 1
 #define SIMD_QUERIES 2
+#define SIMD_TURN_MAX 2
 typedef float vf;
 
 static inline vf vf_load(const float *p)

@@ -235,34 +235,41 @@ static void linear_bench(const struct bench *b, enum kn_type type, uint32_t outs
 struct attn_arg {
     struct kn *kn;
     struct kn_batch b;
-    uint32_t n_heads;
+    uint32_t n_heads, n_layers, layer;
     float *q, *out;
 };
 
 static void attn_run(void *p)
 {
     struct attn_arg *a = p;
-    a->kn->ops->attention(a->kn, &a->b, 0, a->q, a->n_heads, 0.125f, a->out);
+    a->kn->ops->attention(a->kn, &a->b, a->layer++ % a->n_layers, a->q, a->n_heads, 0.125f, a->out);
 }
 
+struct attn_shape {
+    uint32_t n_heads, n_kv, d, rows, n;
+    uint32_t n_layers; /* taken in turn: many are more than a cache holds */
+};
+
 /* The last `rows` tokens of a sequence of n look back. */
-static void attn_bench(const struct bench *b, uint32_t n_heads, uint32_t n_kv, uint32_t d,
-                       uint32_t rows, uint32_t n)
+static void attn_bench(const struct bench *b, struct attn_shape f)
 {
+    uint32_t n_heads = f.n_heads, n_kv = f.n_kv, d = f.d, rows = f.rows, n = f.n;
     struct line l = {.run = attn_run};
     struct kc_pool pool;
-    snprintf(l.name, sizeof l.name, "attention %u/%u heads of %u rows %u cache %u", n_heads, n_kv,
-             d, rows, n);
+    snprintf(l.name, sizeof l.name, "attention %u/%u of %u rows %u cache %u x%u", n_heads, n_kv, d,
+             rows, n, f.n_layers);
     if (!wanted(b, l.name))
         return;
     uint32_t n_pages = (n + 63) / 64, *slots = kc_slots(KC_DENSE, n, n_pages, 1);
-    kc_pool_open(&pool, b->kn,
-                 (struct kn_kv){.n_layers = 1, .n_kv_heads = n_kv, .head_dim = d, .type = KN_F16},
-                 n_pages);
+    kc_pool_open(
+        &pool, b->kn,
+        (struct kn_kv){.n_layers = f.n_layers, .n_kv_heads = n_kv, .head_dim = d, .type = KN_F16},
+        n_pages);
     struct kn_seq s = {&pool.kv, slots, n};
     size_t kv = (size_t)n * n_kv * d, q_bytes = (size_t)rows * n_heads * d * sizeof(float);
     float *k = kc_floats(3, kv, 1.0f), *q = kc_floats(4, q_bytes / sizeof(float), 1.0f);
-    kc_pool_write(&pool, &s, 0, (struct kc_rows){0, n, k, k, NULL});
+    for (uint32_t i = 0; i < f.n_layers; i++)
+        kc_pool_write(&pool, &s, i, (struct kc_rows){0, n, k, k, NULL});
     uint32_t *lo = calloc(rows, sizeof *lo), *hi = malloc(rows * sizeof *hi),
              *seq = calloc(rows, sizeof *seq);
     for (uint32_t r = 0; r < rows; r++) {
@@ -272,6 +279,8 @@ static void attn_bench(const struct bench *b, uint32_t n_heads, uint32_t n_kv, u
     struct attn_arg a = {b->kn,
                          {.n_rows = rows, .n_seqs = 1, .seq = seq, .lo = lo, .hi = hi, .seqs = &s},
                          n_heads,
+                         f.n_layers,
+                         0,
                          kc_up(b->kn, q, q_bytes),
                          kc_up(b->kn, NULL, q_bytes)};
     l.arg = &a;
@@ -347,11 +356,13 @@ static void all(const struct bench *b)
         linear_bench(b, types[i], 4096, 4096);
     }
     linear_bench(b, KN_Q8_0, 49152, 576);
-    attn_bench(b, 9, 3, 64, 512, 512);
-    attn_bench(b, 9, 3, 64, 1, 512);
-    attn_bench(b, 9, 3, 64, 1, 8192);
-    attn_bench(b, 32, 8, 128, 128, 2048);
-    attn_bench(b, 32, 8, 128, 1, 8192);
+    attn_bench(b, (struct attn_shape){9, 3, 64, 512, 512, 1});
+    attn_bench(b, (struct attn_shape){9, 3, 64, 64, 2048, 60});
+    attn_bench(b, (struct attn_shape){9, 3, 64, 1, 512, 1});
+    attn_bench(b, (struct attn_shape){9, 3, 64, 1, 2048, 60});
+    attn_bench(b, (struct attn_shape){9, 3, 64, 1, 8192, 1});
+    attn_bench(b, (struct attn_shape){32, 8, 128, 128, 2048, 1});
+    attn_bench(b, (struct attn_shape){32, 8, 128, 1, 8192, 1});
     vec_bench(b, 1, 576);
     vec_bench(b, 512, 1536);
 }
