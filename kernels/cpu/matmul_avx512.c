@@ -82,9 +82,6 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
     for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
         __m512i w[8];
         __m512 d[2], m[2];
-        if (n <= 4) /* memory-bound: be ahead of it */
-            for (size_t i = 0; i < bytes; i += 64)
-                _mm_prefetch(codes + i + 4096, _MM_HINT_T0);
         codes_load(k.codes, codes, table, w);
 #pragma GCC unroll 2
         for (unsigned s = 0; s < k.n_sub; s++) {
