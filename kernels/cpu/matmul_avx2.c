@@ -110,9 +110,6 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
         acc[i / n][i % n] = _mm256_loadu_ps(at + i % n * t->acc_stride + i / n * 8);
     for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
         __m256i sum[4];
-        if (n_h == 2) /* few rows, memory-bound: be ahead of it */
-            for (size_t i = 0; i < bytes; i += 64)
-                _mm_prefetch(codes + i + 4096, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (unsigned s = 0; s < k.n_sub; s++) {
 #pragma GCC unroll 2

@@ -1,5 +1,5 @@
 /* bench_engine MODEL [--sessions N] [--prompt N] [--new N] [--policy NAME] [--budget N] [--threads N]
- *              [--backend NAME] [--text "a chat message"]
+ *              [--backend NAME] [--isa NAME] [--text "a chat message"]
  *
  * Tokens per second of the engine without sockets: N sessions put a prompt of made-up tokens at
  * once and generate greedily. Prefill is counted until the last session has its first token, decode
@@ -15,7 +15,7 @@
 #define SESSIONS_MAX 64u
 
 struct bench {
-    const char *model, *policy, *backend, *text;
+    const char *model, *policy, *backend, *isa, *text;
     uint32_t sessions, prompt, n_new, budget, threads;
 };
 
@@ -31,7 +31,7 @@ static int usage(void)
 {
     fprintf(stderr, "usage: bench_engine MODEL.gguf [--sessions N] [--prompt N] [--new N]\n"
                     "       [--policy NAME] [--budget TOKENS] [--threads N] [--backend NAME]\n"
-                    "       [--text MESSAGE]\n");
+                    "       [--isa NAME] [--text MESSAGE]\n");
     return 2;
 }
 
@@ -62,6 +62,8 @@ static bool parse(struct bench *b, int argc, char **argv)
             b->policy = v;
         else if (strcmp(a, "--backend") == 0)
             b->backend = v;
+        else if (strcmp(a, "--isa") == 0)
+            b->isa = v;
         else if (strcmp(a, "--text") == 0)
             b->text = v;
         else
@@ -193,6 +195,7 @@ int main(int argc, char **argv)
     if (!parse(&b, argc, argv))
         return usage();
     struct engine_options o = {.backend = b.backend,
+                               .isa = b.isa,
                                .threads = b.threads,
                                .default_model = b.model,
                                .kv_memory = 8ull << 30,
