@@ -371,8 +371,8 @@ void config_print(const struct config *c, FILE *to)
             fprintf(to, "\n# %s\n[%s]\n", param_section_text(p->section), p->section);
         section = p->section;
         param_format(c, p, value, sizeof value);
-        fprintf(to, "# %s\n# (%s; default %s%s)\n%s = %s\n", p->text, param_unit(p->type),
-                p->def[0] != '\0' ? p->def : "empty",
+        fprintf(to, "# %s\n# (--%s; %s; default %s%s)\n%s = %s\n", p->text, p->flag,
+                param_unit(p->type), p->def[0] != '\0' ? p->def : "empty",
                 p->live ? "; SIGHUP applies it" : "; needs a restart", p->key, value);
     }
     for (size_t i = 0; i < c->n_models; i++) {
@@ -391,13 +391,14 @@ void config_help(FILE *to)
                 "  --no-config         read none\n"
                 "  --print-config      print the whole configuration, with comments, and exit\n"
                 "  --parent-fd N       end when the other end of this pipe or socket is closed\n"
-                "  --help, --version\n");
+                "  --help, --version\n\n"
+                "Every key of the configuration file has an option; --SECTION.KEY works, too.\n");
     for (size_t i = 0; (p = param_at(i)) != NULL; i++) {
         if (strcmp(section, p->section) != 0)
             fprintf(to, "\n[%s] %s\n", p->section, param_section_text(p->section));
         section = p->section;
-        fprintf(to, "  --%s VALUE   (%s; default %s)\n      %s\n", p->flag, param_unit(p->type),
-                p->def[0] != '\0' ? p->def : "empty", p->text);
+        fprintf(to, "  --%s VALUE   (key %s; %s; default %s)\n      %s\n", p->flag, p->key,
+                param_unit(p->type), p->def[0] != '\0' ? p->def : "empty", p->text);
     }
 }
 
