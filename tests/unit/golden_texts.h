@@ -141,7 +141,7 @@ static inline struct texts_depth texts_depth_of(const struct bench *b, size_t ar
 {
     if (!bench_is_slow(b))
         return SANITIZED ? (struct texts_depth){arch == 0 ? 2 : 1, 1} : texts_all;
-    return (struct texts_depth){1, (bench_is_gpu(b) || SANITIZED) && arch > 0 ? 6 : 1};
+    return (struct texts_depth){1, arch > 0 ? 6 : bench_is_gpu(b) || SANITIZED ? 2 : 1};
 }
 
 /* The texts of one file, whose cases belong to `groups`. */
