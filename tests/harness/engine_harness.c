@@ -260,7 +260,15 @@ uint32_t eh_post_restore_as(struct eh *h, const char *name, uint64_t conn, uint3
 
 uint32_t eh_post_fork(struct eh *h, uint64_t session, const char *name)
 {
+    return eh_post_fork_as(h, session, name, EH_CONN, EH_UID);
+}
+
+uint32_t eh_post_fork_as(struct eh *h, uint64_t session, const char *name, uint64_t conn,
+                         uint32_t uid)
+{
     struct command *c = eh_command(h, CMD_FORK, session);
+    c->conn = conn;
+    c->uid = uid;
     snprintf(c->u.fork.name, sizeof c->u.fork.name, "%s", name != NULL ? name : "");
     c->u.fork.port = stream_await(h, c);
     return eh_post(h, c);

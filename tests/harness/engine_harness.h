@@ -95,6 +95,8 @@ uint32_t eh_post_open(struct eh *h, const struct eh_ask *a);
 uint32_t eh_post_save(struct eh *h, uint64_t session, const char *name);
 uint32_t eh_post_restore_as(struct eh *h, const char *name, uint64_t conn, uint32_t uid);
 uint32_t eh_post_fork(struct eh *h, uint64_t session, const char *name); /* NULL: none */
+uint32_t eh_post_fork_as(struct eh *h, uint64_t session, const char *name, uint64_t conn,
+                         uint32_t uid);
 uint32_t eh_post_restore(struct eh *h, const char *name); /* its stream is known by the reply */
 /* A durable session of an earlier engine, attached to; 0: it was not recovered. */
 uint64_t eh_attach(struct eh *h, const char *name);

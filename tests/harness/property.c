@@ -26,6 +26,7 @@
 #define FROZEN_MAX 16u
 #define FIRST_CONN 100u
 #define SHRINK_SECONDS 60
+#define PREFIX_KEEP_US 3000000u
 
 /* ---- operations ---- */
 
@@ -39,15 +40,16 @@ enum op_kind {
     OP_GONE,
     OP_SAVE,
     OP_RESTORE,
+    OP_FORK,
     OP_SCORES,
     OP_LIMITS,
     OP_LATER,
     N_OPS
 };
-static const char *const op_names[N_OPS] = {"submit",  "open",   "cancel", "budget",
-                                            "prune",   "close",  "gone",   "save",
-                                            "restore", "scores", "limits", "later"};
-static const uint8_t op_weights[N_OPS] = {14, 8, 4, 4, 2, 2, 1, 3, 3, 1, 2, 2};
+static const char *const op_names[N_OPS] = {"submit", "open",   "cancel", "budget",  "prune",
+                                            "close",  "gone",   "save",   "restore", "fork",
+                                            "scores", "limits", "later"};
+static const uint8_t op_weights[N_OPS] = {14, 8, 4, 4, 2, 2, 1, 3, 3, 9, 1, 2, 2};
 
 struct op {
     enum op_kind kind;
@@ -99,6 +101,7 @@ struct world {
     struct seat seats[SEATS];
     char dir[FOLDER_PATH];
     uint32_t done[N_OPS], opened, posted, answered;
+    uint64_t shared; /* steps after which pages were shared */
     int32_t prompt[600];
 };
 
@@ -120,6 +123,7 @@ static void options(struct engine_options *o, void *arg)
     o->score_rows = 40;
     o->prefill_chunk = 32;
     o->max_sessions = SEATS;
+    o->prefix_keep_us = PREFIX_KEEP_US;
 }
 
 static uint64_t conn_of(uint32_t seat)
@@ -161,6 +165,14 @@ static void frozen_is_there(struct world *w, const struct session *s)
     p->n_frozen = n;
 }
 
+static bool pages_shared(const struct engine *en)
+{
+    for (uint32_t i = 0; i < en->n_sessions; i++)
+        if (seqcache_bytes_shared(en->list[i]->cache) > 0)
+            return true;
+    return false;
+}
+
 static void facts_hold(struct eh *h)
 {
     struct world *w = h->arg;
@@ -175,6 +187,7 @@ static void facts_hold(struct eh *h)
         frozen_is_there(w, s);
     }
     assert_true(models_held(en) <= en->page_budget);
+    w->shared += pages_shared(en);
     assert_true(en->tier.host_bytes <= en->opt.host_tier);
     assert_true(en->tier.disk_bytes <= en->opt.disk_tier);
 }
@@ -226,7 +239,8 @@ static void do_open(struct world *w, const struct op *o)
 static void do_submit(struct world *w, const struct op *o)
 {
     struct command *c = from(w, o->seat, CMD_GENERATE);
-    uint32_t n = 1 + o->r[0] % 90;
+    bool common = o->r[5] % 2 == 0; /* a beginning that others have as well */
+    uint32_t n = 1 + o->r[0] % (common ? 200 : 90);
     c->u.generate.kind = PROMPT_IDS;
     c->u.generate.opt = eh_greedy(o->r[1] % 24);
     c->u.generate.opt.temperature = o->r[2] % 2 == 0 ? 0 : 1;
@@ -234,7 +248,7 @@ static void do_submit(struct world *w, const struct op *o)
     c->u.generate.n_ids = n;
     c->u.generate.ids = malloc(n * sizeof(int32_t));
     assert_non_null(c->u.generate.ids);
-    memcpy(c->u.generate.ids, w->prompt + o->r[4] % 500, n * sizeof(int32_t));
+    memcpy(c->u.generate.ids, w->prompt + (common ? 0 : o->r[4] % 500), n * sizeof(int32_t));
     post(w, c);
 }
 
@@ -251,6 +265,20 @@ static void do_restore(struct world *w, const struct op *o)
     snprintf(name, sizeof name, "f%u", o->r[0] % 6);
     w->posted++;
     w->seats[o->seat].opening = eh_post_restore_as(w->h, name, conn_of(o->seat), uid_of(o->seat));
+}
+
+/* Of a session of the same user in another seat; of none that there is, if there is none. */
+static void do_fork(struct world *w, const struct op *o)
+{
+    uint64_t from = 0;
+    for (uint32_t i = 0; i < SEATS && from == 0; i++) {
+        uint32_t at = (o->r[0] + i) % SEATS;
+        if (uid_of(at) == uid_of(o->seat))
+            from = w->seats[at].session;
+    }
+    w->posted++;
+    w->seats[o->seat].opening =
+        eh_post_fork_as(w->h, from, NULL, conn_of(o->seat), uid_of(o->seat));
 }
 
 static void do_attach(struct world *w, uint32_t seat)
@@ -301,9 +329,10 @@ static void op_do(struct world *w, struct op o)
     struct seat *p = &w->seats[o.seat];
     if (p->opening != 0)
         return;
-    if (p->session == 0 && o.kind != OP_LIMITS && o.kind != OP_LATER && o.kind != OP_RESTORE)
+    if (p->session == 0 && o.kind != OP_LIMITS && o.kind != OP_LATER && o.kind != OP_RESTORE &&
+        o.kind != OP_FORK)
         o.kind = OP_OPEN;
-    else if (p->session != 0 && (o.kind == OP_OPEN || o.kind == OP_RESTORE))
+    else if (p->session != 0 && (o.kind == OP_OPEN || o.kind == OP_RESTORE || o.kind == OP_FORK))
         o.kind = OP_SUBMIT;
     w->done[o.kind]++;
     if (p->detached && o.kind != OP_LIMITS && o.kind != OP_LATER && o.kind != OP_CLOSE) {
@@ -338,6 +367,9 @@ static void op_do(struct world *w, struct op o)
         break;
     case OP_RESTORE:
         do_restore(w, &o);
+        break;
+    case OP_FORK:
+        do_fork(w, &o);
         break;
     case OP_SCORES:
         post(w, from(w, o.seat, CMD_SCORES));
@@ -384,6 +416,10 @@ static void world_close(struct world *w)
     eh_run(h);
     openings_look(w);
     assert_int_equal(h->en->n_sessions, 0);
+    for (int i = 0; i < 3; i++) { /* beginnings that nobody holds */
+        eh_pass(h, PREFIX_KEEP_US);
+        eh_run(h);
+    }
     assert_int_equal(w->posted, w->answered); /* one answer each */
     for (unsigned i = 0; i < ARRAY_LEN(nothing); i++)
         assert_int_equal(ledger_all(all, nothing[i]), 0);
@@ -426,12 +462,12 @@ static void the_run(void **state)
         assert_true(w.done[i] > 0);
     print_message(
         "seed %llu: %u operations, %llu steps, %u sessions; %llu left their pages, %llu came "
-        "back, %llu saved, %llu restored\n",
+        "back, %llu saved, %llu restored; pages were shared after %llu steps\n",
         (unsigned long long)inner.seed, inner.n_ops, (unsigned long long)steps, w.opened,
         (unsigned long long)spills, (unsigned long long)returns, (unsigned long long)saves,
-        (unsigned long long)restores);
+        (unsigned long long)restores, (unsigned long long)w.shared);
     if (inner.whole)
-        assert_true(spills > 0 && returns > 0 && saves > 0 && restores > 0);
+        assert_true(spills > 0 && returns > 0 && saves > 0 && restores > 0 && w.shared > 100);
 }
 
 /* ---- runs in processes of their own ---- */
