@@ -115,6 +115,8 @@ struct record_end {
     uint64_t prefill_micros, decode_micros;
     uint32_t end_id; /* the sampled end token; UINT32_MAX: none */
     uint32_t text_len;
+    uint32_t tokens_adopted; /* of tokens_in: not evaluated, another session's cache had them */
+    uint32_t zero;
 };
 /* then: bytes text[len - 16]: part of the prompt announced by Generate.ring_bytes. */
 struct record_prompt {

@@ -113,12 +113,14 @@ void prune_text(const struct transcript *t, const struct backcast_event *ev, cha
 static void end_tell(struct watch *w, const struct backcast_event *ev)
 {
     struct backcast_session_info info;
-    char line[400], in[24] = "", out[24] = "", cap[32] = "";
+    char line[400], in[64] = "", out[24] = "", cap[32] = "";
 
     backcast_session_info(w->s, &info);
+    uint32_t evaluated = ev->end.tokens_in - ev->end.tokens_adopted;
     if (ev->end.prefill_micros > 0 && ev->end.tokens_in > 0)
-        snprintf(in, sizeof(in), " (%.0f/s)",
-                 ev->end.tokens_in * 1e6 / (double)ev->end.prefill_micros);
+        snprintf(in, sizeof(in), " (%.0f/s)", evaluated * 1e6 / (double)ev->end.prefill_micros);
+    if (ev->end.tokens_adopted > 0)
+        snprintf(in + strlen(in), sizeof(in) - strlen(in), " (%u shared)", ev->end.tokens_adopted);
     if (ev->end.decode_micros > 0 && ev->end.tokens_out > 0)
         snprintf(out, sizeof(out), " (%.1f/s)",
                  ev->end.tokens_out * 1e6 / (double)ev->end.decode_micros);
@@ -206,6 +208,7 @@ void event_json(FILE *f, const struct backcast_event *ev, bool replay)
         json_uint(&j, "tokens_in", ev->end.tokens_in);
         json_uint(&j, "tokens_out", ev->end.tokens_out);
         json_uint(&j, "tokens_cached", ev->end.tokens_cached);
+        json_uint(&j, "tokens_adopted", ev->end.tokens_adopted);
         json_uint(&j, "prunes", ev->end.prunes);
         json_uint(&j, "tokens_dropped", ev->end.tokens_dropped);
         json_text(&j, "dropped_why", ev->end.dropped_why);

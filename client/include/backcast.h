@@ -238,6 +238,7 @@ struct backcast_event {
         /* prunes, tokens_dropped: since the last END; and why: "", or some of a prune's reasons,
          * "budget, pressure" */
         const char *dropped_why;
+        uint32_t tokens_adopted; /* of tokens_in: not evaluated, another session's cache had them */
     } end;
 };
 /* The next event of any session of c, sessions in turn. timeout_ms -1: wait; 0: only what is there.

@@ -144,6 +144,7 @@ void durable_end(struct session *s, const struct report *r)
     bytes_put_u32(f, evict_params(s->ev)->frozen);
     for (size_t i = 0; i < ARRAY_LEN(counts); i++)
         bytes_put_u64(f, counts[i]);
+    bytes_put_u32(f, r->u.end.tokens_adopted);
     keeper_frame_end(k, frame);
 }
 

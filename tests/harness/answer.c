@@ -64,6 +64,7 @@ void answer_event(struct answer *a, const struct backcast_event *ev)
         a->tokens_in = ev->end.tokens_in;
         a->tokens_out = ev->end.tokens_out;
         a->tokens_cached = ev->end.tokens_cached;
+        a->tokens_adopted = ev->end.tokens_adopted;
         assert_int_equal(ev->end.prunes, a->prunes);
         assert_int_equal(ev->end.tokens_dropped, a->dropped);
         a->ended = true;

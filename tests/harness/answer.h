@@ -15,7 +15,7 @@ struct answer {
     uint64_t dropped, first_stream; /* of the first id */
     char reason[16], error[128], last_prune[16];
     int code;
-    uint32_t tokens_in, tokens_out, tokens_cached;
+    uint32_t tokens_in, tokens_out, tokens_cached, tokens_adopted;
     bool ended;
 };
 void answer_event(struct answer *a, const struct backcast_event *ev);

@@ -152,6 +152,40 @@ static void a_fork_says_what_the_session_would_have_said(void **state)
         answer_free(&a[i]);
 }
 
+/* An END says how much of the prompt another session had evaluated; a listing what is shared. */
+static void what_is_shared_is_said(void **state)
+{
+    (void)state;
+    struct dh *d = daemon_start();
+    backcast *c = connected(d);
+    struct backcast_session_options o = answer_budget("none", 0);
+    struct backcast_stats st;
+    backcast_session *s[2];
+    struct answer a[2] = {{0}};
+    char *text = answer_prompt(900, 3);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(backcast_session_open(c, &o, &s[i]), 0);
+        ask(c, s[i], text, &a[i]);
+    }
+    assert_int_equal(a[0].tokens_adopted, 0);
+    assert_true(a[1].tokens_adopted > 0 && a[1].tokens_adopted % 64 == 0);
+    assert_int_equal(a[1].tokens_adopted, (a[1].tokens_in - 1) / 64 * 64);
+    assert_true(answer_equal(&a[0], &a[1]));
+    assert_int_equal(backcast_stats(c, &st), 0);
+    assert_int_equal(st.n_sessions, 2);
+    for (int i = 0; i < 2; i++)
+        assert_true(st.sessions[i].bytes_shared > 0 &&
+                    st.sessions[i].bytes_shared <= st.sessions[i].bytes_held);
+    assert_int_equal(st.sessions[0].bytes_held + st.sessions[1].bytes_held -
+                         st.sessions[0].bytes_shared,
+                     st.kv_held);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+    free(text);
+    answer_free(&a[0]);
+    answer_free(&a[1]);
+}
+
 static void the_command_saves_and_restores(void **state)
 {
     (void)state;
@@ -277,6 +311,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_saved_session_goes_on_in_the_next_daemon),
         cmocka_unit_test(a_fork_says_what_the_session_would_have_said),
+        cmocka_unit_test(what_is_shared_is_said),
         cmocka_unit_test(the_command_saves_and_restores),
         cmocka_unit_test(a_state_folder_has_one_daemon),
         cmocka_unit_test(without_a_state_folder_it_says_so),
