@@ -245,8 +245,18 @@ static void wanted(const struct kn_options *ko, unsigned k)
                          .hi = hi,
                          .slots = s.slots,
                          .seqs = &view};
-    struct model_out all = {every, 20, all_logits, every, 20, all_queries};
-    struct model_out some = {logit_rows, 3, some_logits, query_rows, 3, some_queries};
+    struct model_out all = {.rows = every,
+                            .n = 20,
+                            .logits = all_logits,
+                            .query_rows = every,
+                            .n_query = 20,
+                            .queries = all_queries};
+    struct model_out some = {.rows = logit_rows,
+                             .n = 3,
+                             .logits = some_logits,
+                             .query_rows = query_rows,
+                             .n_query = 3,
+                             .queries = some_queries};
     struct model_out none = {0};
     assert_int_equal(model_forward(rig.m, &b, &all, &e), BC_OK);
     assert_int_equal(model_forward(rig.m, &b, &some, &e), BC_OK);
