@@ -1,4 +1,5 @@
 /* bench_quality MODEL TEXT... [--tokens 8192] [--prompts 20] [--first W] [--windows N] [--threads N]
+ *               [--kv-type f16]
  *
  * What the fast arithmetic costs in quality: the cpu backend as the daemon runs it (8-bit activations, f16 cache) beside
  * ref (f32 throughout) over the same tokens, in windows of 1,024, and over the same questions. ref takes minutes: --first
@@ -15,14 +16,17 @@
 #include "quality.h"
 
 struct options {
-    const char *model, *files[16];
+    const char *model, *kv_type, *files[16];
     uint32_t n_files, tokens, prompts, first, windows, threads;
 };
 
 static bool parse(struct options *o, int argc, char **argv)
 {
-    *o =
-        (struct options){.tokens = 8192, .prompts = QUALITY_PROMPTS, .windows = 1000, .threads = 2};
+    *o = (struct options){.tokens = 8192,
+                          .prompts = QUALITY_PROMPTS,
+                          .windows = 1000,
+                          .threads = 2,
+                          .kv_type = "f16"};
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (a[0] != '-' && o->model == NULL)
@@ -33,7 +37,9 @@ static bool parse(struct options *o, int argc, char **argv)
             return false;
         else {
             uint32_t n = (uint32_t)strtoul(argv[++i], NULL, 10);
-            if (strcmp(a, "--tokens") == 0)
+            if (strcmp(a, "--kv-type") == 0)
+                o->kv_type = argv[i];
+            else if (strcmp(a, "--tokens") == 0)
                 o->tokens = n;
             else if (strcmp(a, "--prompts") == 0)
                 o->prompts = BC_MIN(n, QUALITY_PROMPTS);
@@ -60,10 +66,10 @@ int main(int argc, char **argv)
     if (!parse(&o, argc, argv)) {
         fprintf(stderr,
                 "usage: bench_quality MODEL.gguf TEXT... [--tokens N] [--prompts N] [--first W] "
-                "[--windows N] [--threads N]\n");
+                "[--windows N] [--threads N] [--kv-type TYPE]\n");
         return 2;
     }
-    const struct quality_how how[2] = {{"ref", "f32", 1}, {"cpu", "f16", o.threads}};
+    const struct quality_how how[2] = {{"ref", "f32", 1}, {"cpu", o.kv_type, o.threads}};
     struct eh *h[2];
     uint32_t n = quality_tokens(o.model, o.files, o.tokens, &ids);
     for (int k = 0; k < 2; k++)
@@ -83,8 +89,12 @@ int main(int argc, char **argv)
         struct quality_answer a[2];
         for (int k = 0; k < 2; k++)
             quality_answer(h[k], how[k].kv_type, i, &a[k]);
+        uint32_t same = quality_common(&a[0], &a[1]);
         equal += quality_equal(&a[0], &a[1]);
-        printf("quality,question %u,same_answer,%d\n", i, quality_equal(&a[0], &a[1]));
+        printf("quality,question %u,same_tokens,%u\nquality,question %u,of_tokens,%u\n", i, same, i,
+               a[0].n);
+        if (same < a[0].n) /* how nearly ref itself would have said something else */
+            printf("quality,question %u,lead_nats,%.4f\n", i, (double)a[0].lead[same]);
         fflush(stdout);
     }
     if (n_scored > 0) {

@@ -21,6 +21,7 @@ struct quality_how {
 struct quality_answer {
     uint32_t n;
     int32_t ids[QUALITY_ANSWER];
+    float lead[QUALITY_ANSWER]; /* of the token over the next likely one, nats */
 };
 
 struct eh *quality_open(const char *model, const struct quality_how *how);
@@ -30,5 +31,7 @@ uint32_t quality_tokens(const char *model, const char *const *files, uint32_t ma
 double quality_nll(struct eh *h, const char *kv_type, const int32_t *ids, uint32_t n);
 /* The answer to question i < QUALITY_PROMPTS of a fixed list, as a chat: greedy, to the end token or QUALITY_ANSWER. */
 void quality_answer(struct eh *h, const char *kv_type, uint32_t i, struct quality_answer *ret);
+/* How many tokens from the first on are the same; equal: all, and none is left on either side. */
+uint32_t quality_common(const struct quality_answer *a, const struct quality_answer *b);
 bool quality_equal(const struct quality_answer *a, const struct quality_answer *b);
 #endif
