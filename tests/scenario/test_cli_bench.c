@@ -120,7 +120,10 @@ static void what_cannot_be_measured_is_refused(void **state)
 {
     (void)state;
     struct prog_result r = bench("--rounds", "0", NULL);
-    must(&r, 2, "--rounds: 0 is not from 1 to 100");
+    must(&r, 2, "--rounds: '0' is not a whole number, 1 or more");
+    prog_free(&r);
+    r = bench("--rounds", "101", NULL);
+    must(&r, 2, "--rounds: 101 is not from 1 to 100");
     prog_free(&r);
     r = bench("--only", "prefil_", NULL);
     must(&r, 2, "--only: no figure has 'prefil_'");
