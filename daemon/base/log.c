@@ -101,6 +101,9 @@ void log_line(const char *topic, enum log_level level, const char *fmt, ...)
     int m = vsnprintf(line + n, sizeof line - (size_t)n - 1, fmt, ap);
     va_end(ap);
     size_t len = BC_MIN((size_t)(n + (m > 0 ? m : 0)), sizeof line - 2);
+    for (size_t i = (size_t)n; i < len; i++) /* names of files and clients hold what they like */
+        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
+            line[i] = '?';
     line[len++] = '\n';
     if (write(STDERR_FILENO, line, len) < 0)
         return; /* nowhere left to say it */
