@@ -129,7 +129,7 @@ static int help(int argc, char **argv)
     return CLI_FINE;
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     struct args a;
 
@@ -156,9 +156,15 @@ int main(int argc, char **argv)
         help_one(stdout, c);
         return CLI_FINE;
     }
-    rc = c->run(&a);
-    if (fflush(stdout) != 0 && rc == CLI_FINE) {
-        say("standard output: %s", "could not be written");
+    return c->run(&a);
+}
+
+int main(int argc, char **argv)
+{
+    int rc = run(argc, argv);
+
+    if ((fflush(stdout) != 0 || ferror(stdout)) && rc == CLI_FINE) { /* now, or some time before */
+        say("standard output could not be written");
         rc = CLI_FAILED;
     }
     return rc;

@@ -109,6 +109,24 @@ static void usage_is_2_and_failure_is_1(void **state)
     CHECK(1, NULL, "no file and not in the catalogue", "pull", "gpt-9");
 }
 
+/* A full disk behind standard output is a failure, whatever the command. */
+static void what_cannot_be_written_is_said(void **state)
+{
+    (void)state;
+    static const char *const commands[] = {"\"$0\" help > /dev/full",
+                                           "\"$0\" --version > /dev/full",
+                                           "\"$0\" inspect \"$1\" > /dev/full",
+                                           "\"$0\" tokenize -m \"$1\" tide > /dev/full",
+                                           "\"$0\" ls \"$2\" > /dev/full",
+                                           "\"$0\" run --raw -N 300 \"$2\" tide > /dev/full",
+                                           "\"$0\" run --json -N 3 \"$2\" tide > /dev/full"};
+    for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++) {
+        const char *argv[] = {"/bin/sh", "-c", commands[i], COMMAND, MODEL, socket_opt, NULL};
+        struct prog_result r = prog_run(argv, env, NULL);
+        check(commands[i], &r, 1, NULL, "could not be written");
+    }
+}
+
 /* Every command of the table stands in the manual. */
 static void manual_names_every_command(void **state)
 {
@@ -356,6 +374,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(usage_is_2_and_failure_is_1),
+        cmocka_unit_test(what_cannot_be_written_is_said),
         cmocka_unit_test(manual_names_every_command),
         cmocka_unit_test(models_and_vocabularies_need_no_daemon),
         cmocka_unit_test(listings_and_calls_by_name),
