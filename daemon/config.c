@@ -10,9 +10,12 @@
 #include "params.h"
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ini.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define PARAMS_MAX 64
 #define SECTION_BYTES_MAX 49
@@ -75,6 +78,24 @@ static int models_check(const struct config *c, struct err *e)
 
 /* ---- file */
 
+/* A folder or a pipe is no configuration, and must not be waited for; a device may be: /dev/null. */
+static int file_open(const char *name, FILE **ret, struct err *e)
+{
+    struct stat st;
+    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return err_set(e, errno == ENOENT ? BC_ENOTFOUND : BC_EIO, "config", "%s: %s", name,
+                       strerror(errno));
+    int rc = BC_OK;
+    if (fstat(fd, &st) < 0 || (!S_ISREG(st.st_mode) && !S_ISCHR(st.st_mode)))
+        rc = err_set(e, BC_EIO, "config", "%s: not a regular file", name);
+    else if ((*ret = fdopen(fd, "r")) == NULL)
+        rc = err_nomem(e, BUFSIZ);
+    if (rc < 0)
+        close(fd);
+    return rc;
+}
+
 struct file_state {
     struct config *c;
     FILE *file;
@@ -91,16 +112,28 @@ static void place(const struct file_state *f, char *ret, size_t size)
     snprintf(ret, size, "%.200s:%u", f->name, f->line);
 }
 
+/* As fgets, which does not tell a zero byte from the line's end: 0 at the end of the file. */
+static size_t get_line(char *line, int size, FILE *file)
+{
+    size_t n = 0;
+    for (int c = 0; n + 1 < (size_t)size && c != '\n' && (c = getc(file)) != EOF;)
+        line[n++] = (char)c;
+    line[n] = '\0';
+    return n;
+}
+
 static char *read_line(char *line, int size, void *arg)
 {
     struct file_state *f = arg;
     char what[240];
-    if (f->rc < 0 || fgets(line, size, f->file) == NULL)
+    size_t n = f->rc < 0 ? 0 : get_line(line, size, f->file);
+    if (n == 0)
         return NULL;
     f->line++;
     place(f, what, sizeof what);
-    size_t n = strlen(line);
-    if (n + 1 == (size_t)size && line[n - 1] != '\n')
+    if (strlen(line) < n)
+        f->rc = err_set(f->e, BC_EINVALID, "", "%s: a zero byte: this is no text", what);
+    else if (n + 1 == (size_t)size && line[n - 1] != '\n')
         f->rc =
             err_set(f->e, BC_EINVALID, "", "%s: the line is longer than %d bytes", what, size - 2);
     const char *p = line + strspn(line, " \t");
@@ -157,9 +190,9 @@ static int on_key(void *arg, const char *section, const char *key, const char *v
 static int file_read(struct config *c, const char *name, uint64_t available, struct err *e)
 {
     struct file_state f = {.c = c, .name = name, .available = available, .e = e};
-    if ((f.file = fopen(name, "re")) == NULL)
-        return err_set(e, errno == ENOENT ? BC_ENOTFOUND : BC_EIO, "config", "%s: %s", name,
-                       strerror(errno));
+    int rc = file_open(name, &f.file, e);
+    if (rc < 0)
+        return rc;
     int line = ini_parse_stream(read_line, &f, on_key, &f);
     bool broken = ferror(f.file) != 0;
     fclose(f.file);

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 #include "config.h"
@@ -190,8 +191,17 @@ static void mistakes_in_a_file_name_the_line(void **state)
     struct config c;
     struct config_command cmd;
     struct err e;
+    char fifo[64];
     assert_int_equal(read_args(&c, &cmd, &e, 1, "--config=/nowhere/at/all"), BC_ENOTFOUND);
     assert_int_equal(read_args(&c, &cmd, &e, 1, "--config=/tmp"), BC_EIO);
+    assert_int_equal(read_args(&c, &cmd, &e, 1, "--config=/dev/zero"), BC_EINVALID);
+    assert_non_null(strstr(e.text, "/dev/zero:1: a zero byte"));
+    snprintf(fifo, sizeof fifo, "%s.fifo", path);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(read_args(&c, &cmd, &e, 2, "--config", fifo), BC_EIO); /* and does not hang */
+    unlink(fifo);
+    assert_int_equal(read_args(&c, &cmd, &e, 1, "--config=/dev/null"), BC_OK);
+    config_free(&c);
 }
 
 static void bad_args(const char *a, const char *b, const char *says)
