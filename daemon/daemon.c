@@ -323,15 +323,26 @@ static bool model_path_of(void *arg, const char *name, char *ret, size_t size)
     return paths_model(name, ret, size);
 }
 
+static const int numbers[3] = {SIGTERM, SIGINT, SIGHUP};
+
+void daemon_signals(sigset_t *ret)
+{
+    sigemptyset(ret);
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+        sigaddset(ret, numbers[i]);
+}
+
 static int signals_start(struct daemon *d)
 {
-    static const int numbers[3] = {SIGTERM, SIGINT, SIGHUP};
+    sigset_t set;
     int rc = 0;
     for (size_t i = 0; i < 3; i++) {
         rc |= uv_signal_init(&d->loop, &d->signals[i]);
         d->signals[i].data = d;
         rc |= uv_signal_start(&d->signals[i], on_signal, numbers[i]);
     }
+    daemon_signals(&set);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
     return rc;
 }
 

@@ -10,6 +10,7 @@
 #ifndef BACKCAST_DAEMON_H
 #define BACKCAST_DAEMON_H
 #include <pthread.h>
+#include <signal.h>
 #include "config.h"
 #include "engine.h"
 #include "ipc.h"
@@ -58,6 +59,8 @@ struct daemon {
 
 /* Whether the configured defaults make a session that can be opened. */
 int daemon_check(const struct config *c, struct err *e);
+/* The signals that the loop answers: main holds them back until daemon_start lets them through. */
+void daemon_signals(sigset_t *ret);
 /* Takes opt's listener, also on failure; opt's config on success. */
 int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err *e);
 int daemon_run(struct daemon *d);

@@ -17,16 +17,32 @@
 #include "log.h"
 
 #define EXIT_USAGE 2
+#define DESCRIPTORS_MIN 64 /* the daemon's own, a model being read, and a client or two */
 
-static void process_prepare(void)
+/* A signal during the start waits until the loop can answer it (daemon_start lets them through): whatever was made by then,
+ * a socket for one, is taken away in good order. */
+static void signals_hold(void)
+{
+    sigset_t set;
+    daemon_signals(&set);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+}
+
+static int process_prepare(struct err *e)
 {
     struct rlimit rl;
     signal(SIGPIPE, SIG_IGN); /* whoever goes away is noticed by EPIPE and by the loop */
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is EFBIG to whoever writes it */
     umask(0077);
-    if (getrlimit(RLIMIT_NOFILE, &rl) == 0) { /* three descriptors a session */
-        rl.rlim_cur = rl.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &rl);
-    }
+    if (getrlimit(RLIMIT_NOFILE, &rl) < 0)
+        return BC_OK;
+    rl.rlim_cur = rl.rlim_max; /* three descriptors a session */
+    setrlimit(RLIMIT_NOFILE, &rl);
+    if (rl.rlim_max < DESCRIPTORS_MIN)
+        return err_amount(e, BC_EINVALID, "", DESCRIPTORS_MIN, rl.rlim_max,
+                          "%llu open files are allowed (ulimit -n, LimitNOFILE): %d are needed",
+                          (unsigned long long)rl.rlim_max, DESCRIPTORS_MIN);
+    return BC_OK;
 }
 
 static int socket_open(const struct config *c, struct listener *ret, struct err *e)
@@ -85,6 +101,7 @@ int main(int argc, char **argv)
     struct err e;
     struct daemon_options o = {.config = &c, .argc = argc, .argv = argv, .parent_fd = -1};
 
+    signals_hold();
     o.available = env_memory();
     if (config_read(&c, argc, argv, o.available, &cmd, &e) < 0) {
         log_error("daemon", "%s", e.text);
@@ -100,8 +117,8 @@ int main(int argc, char **argv)
         return fail(&o, &e, EXIT_USAGE);
     if (log_setup(c.daemon_log, &e) < 0)
         return fail(&o, &e, EXIT_FAILURE);
-    process_prepare();
-    if (paths_default_model(&c, o.model_path, sizeof o.model_path, o.model_name,
+    if (process_prepare(&e) < 0 ||
+        paths_default_model(&c, o.model_path, sizeof o.model_path, o.model_name,
                             sizeof o.model_name, &e) < 0 ||
         socket_open(&c, &o.listener, &e) < 0)
         return fail(&o, &e, EXIT_FAILURE);

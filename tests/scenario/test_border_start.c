@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -282,6 +283,16 @@ static bool log_has_changes(void *arg)
     return dh_log_has(arg, "changes");
 }
 
+static bool log_has_refusal(void *arg)
+{
+    return dh_log_has(arg, "nothing has changed");
+}
+
+static bool log_has_policy(void *arg)
+{
+    return dh_log_has(arg, "unknown policy \"guess\"");
+}
+
 static void sighup_applies_what_can_change(void **state)
 {
     (void)state;
@@ -311,13 +322,11 @@ static void sighup_applies_what_can_change(void **state)
     assert_int_equal(ftruncate(fd, 0), 0);
     assert_int_equal(pwrite(fd, "nonsense\n", 9, 0), 9);
     assert_int_equal(kill(d->pid, SIGHUP), 0);
-    usleep(300000);
-    assert_true(dh_log_has(d, "nothing has changed"));
+    assert_true(dh_until(log_has_refusal, d, DH_PATIENCE_MS));
     static const char no_policy[] = "[limits]\nsessions = 3\n[session]\npolicy = guess\n";
     assert_int_equal(pwrite(fd, no_policy, sizeof no_policy - 1, 0), sizeof no_policy - 1);
     assert_int_equal(kill(d->pid, SIGHUP), 0);
-    usleep(300000);
-    assert_true(dh_log_has(d, "unknown policy \"guess\""));
+    assert_true(dh_until(log_has_policy, d, DH_PATIENCE_MS));
     raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 5, "sessions"); /* still 2 */
     raw_session_free(&a);
     raw_session_free(&b);
@@ -325,6 +334,131 @@ static void sighup_applies_what_can_change(void **state)
     dh_stop(&d);
     close(fd);
     unlink(conf);
+}
+
+/* ---- under conditions that the harness does not make */
+
+struct start {
+    int sent; /* a signal that is there before the program is; 0: none */
+    int resource;
+    rlim_t limit; /* of resource; RLIM_INFINITY: as it is */
+    const char *log;
+};
+
+static pid_t start_under(const struct start *s, const char *socket)
+{
+    pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    int log = open(s->log, O_CREAT | O_TRUNC | O_WRONLY, 0600);
+    sigset_t set;
+    sigemptyset(&set);
+    if (s->sent != 0 && (sigaddset(&set, s->sent), sigprocmask(SIG_BLOCK, &set, NULL) < 0))
+        _exit(126);
+    if (s->sent != 0)
+        raise(s->sent); /* what is pending stays so over exec */
+    struct rlimit rl = {s->limit, s->limit};
+    if (dup2(log, 2) < 0 || (s->limit != RLIM_INFINITY && setrlimit(s->resource, &rl) < 0))
+        _exit(126);
+    execl(TEST_BIN "/backcastd", "backcastd", "--no-config", "--model", TINY, "--threads=1",
+          "--kv-memory=64MiB", "--state-dir=none", "--socket", socket, NULL);
+    _exit(127);
+}
+
+static int end_of(pid_t pid)
+{
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+struct place {
+    char dir[40], socket[64], log[64];
+};
+
+static struct place place_make(void)
+{
+    struct place p = {.dir = "/tmp/backcast-start-XXXXXX"};
+    assert_non_null(mkdtemp(p.dir));
+    snprintf(p.socket, sizeof p.socket, "%s/x.sock", p.dir);
+    snprintf(p.log, sizeof p.log, "%s/log", p.dir);
+    return p;
+}
+
+static void place_remove(const struct place *p)
+{
+    char lock[64];
+    snprintf(lock, sizeof lock, "%s/x.lock", p->dir);
+    unlink(lock);
+    unlink(p->log);
+    assert_int_equal(rmdir(p->dir), 0); /* no socket is left */
+}
+
+static bool is_there(void *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+/* Sent before the program began, it is answered by the loop; sent at some other time, nothing is left either. */
+static void signals_during_the_start_wait_for_their_answer(void **state)
+{
+    (void)state;
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    struct place p = place_make();
+    for (unsigned i = 0; i < 3; i++) {
+        struct start s = {.sent = numbers[i], .limit = RLIM_INFINITY, .log = p.log};
+        pid_t pid = start_under(&s, p.socket);
+        if (numbers[i] == SIGHUP) { /* read again, and no end */
+            assert_true(dh_until(is_there, p.socket, DH_PATIENCE_MS));
+            served(p.socket);
+            assert_int_equal(kill(pid, SIGTERM), 0);
+        }
+        assert_int_equal(end_of(pid), 0);
+        assert_int_equal(access(p.socket, F_OK), -1);
+    }
+    for (unsigned i = 0; i < 30; i++) {
+        struct start s = {.limit = RLIM_INFINITY, .log = p.log};
+        int sent = numbers[i % 2];
+        pid_t pid = start_under(&s, p.socket);
+        usleep(i * 300);
+        kill(pid, sent);
+        int status = end_of(pid);
+        assert_true(status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == sent));
+        assert_int_equal(access(p.socket, F_OK), -1);
+    }
+    place_remove(&p);
+}
+
+static void limits_of_the_system_are_said(void **state)
+{
+    (void)state;
+    struct place p = place_make();
+    char text[400];
+    for (rlim_t n = 5; n < 64; n += 9) {
+        struct start s = {.resource = RLIMIT_NOFILE, .limit = n, .log = p.log};
+        int status = end_of(start_under(&s, p.socket));
+        FILE *f = fopen(p.log, "r");
+        text[fread(text, 1, sizeof text - 1, f)] = '\0';
+        fclose(f);
+        if (n > 10) /* with fewer the program may not even find its libraries */
+            assert_non_null(strstr(text, "open files are allowed"));
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+        assert_int_equal(access(p.socket, F_OK), -1);
+    }
+    /* files of 4 KiB at most: no shared memory for a client; the daemon lives */
+    struct start s = {.resource = RLIMIT_FSIZE, .limit = 4096, .log = p.log};
+    pid_t pid = start_under(&s, p.socket);
+    assert_true(dh_until(is_there, p.socket, DH_PATIENCE_MS));
+    struct raw *r = raw_connect(p.socket);
+    Backcast__OpenSession m = BACKCAST__OPEN_SESSION__INIT;
+    raw_hello(r);
+    raw_send(r, FRAME_OPEN_SESSION, &m.base);
+    assert_int_equal(raw_recv(r, RAW_TIMEOUT_MS), 1);
+    assert_int_equal(r->h.type, FRAME_ERROR);
+    raw_close(&r);
+    assert_int_equal(kill(pid, SIGTERM), 0);
+    assert_int_equal(end_of(pid), 0);
+    place_remove(&p);
 }
 
 int main(void)
@@ -340,6 +474,8 @@ int main(void)
         cmocka_unit_test(it_does_not_outlive_its_parent),
         cmocka_unit_test(models_are_found_by_name),
         cmocka_unit_test(sighup_applies_what_can_change),
+        cmocka_unit_test(signals_during_the_start_wait_for_their_answer),
+        cmocka_unit_test(limits_of_the_system_are_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
