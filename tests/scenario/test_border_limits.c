@@ -322,7 +322,7 @@ static int as_nobody(const struct dh *d, uint64_t session, const char *model)
     m.has_model = 1;
     m.model = (ProtobufCBinaryData){strlen(model), (uint8_t *)(uintptr_t)model};
     raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 9, "model"); /* paths are the daemon's user's */
-    m.model = (ProtobufCBinaryData){6, (uint8_t *)"x.gguf"};
+    m.model = (ProtobufCBinaryData){7, (uint8_t *)"./x.bin"};
     raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 9, "model");
     c.has_session = p.has_session = sc.has_session = st.has_session = 1;
     c.session = p.session = sc.session = st.session = session;
