@@ -5,6 +5,7 @@
  *     serve,N sessions,tokens_per_s      all sessions' tokens / (from the first prompt to the last END)
  *     serve,N sessions,engine_per_s      the same work by the engine alone, without socket, rings and a second process
  *     serve,N sessions,tax_percent       what serving costs: median over the rounds of 1 - served / engine
+ *     serve,N sessions,tax_of_best_percent   the same of the best round of each: what another load disturbed falls out
  *     serve,N sessions,first_token_ms    from the call to the first token, median over sessions
  *     serve,N sessions,gap_p50_ms, gap_p99_ms   between two tokens of one session
  *
@@ -117,6 +118,8 @@ static void count_run(struct serve *b, uint32_t n)
     printf("serve,%u sessions,tokens_per_s,%.2f\n", n, samples_quantile(&b->served, 0.5));
     printf("serve,%u sessions,engine_per_s,%.2f\n", n, samples_quantile(&b->alone, 0.5));
     printf("serve,%u sessions,tax_percent,%.2f\n", n, samples_quantile(&b->tax, 0.5));
+    printf("serve,%u sessions,tax_of_best_percent,%.2f\n", n,
+           100 * (1 - samples_quantile(&b->served, 1) / samples_quantile(&b->alone, 1)));
     printf("serve,%u sessions,first_token_ms,%.3f\n", n, samples_quantile(&b->first, 0.5));
     printf("serve,%u sessions,gap_p50_ms,%.3f\n", n, samples_quantile(&b->gap, 0.5));
     printf("serve,%u sessions,gap_p99_ms,%.3f\n", n, samples_quantile(&b->gap, 0.99));
