@@ -399,6 +399,9 @@ static void scores_are_linears(void **state)
             ids[r] = (int32_t)((r * 2654435761u) % v);
         for (unsigned i = 0; i < set.n; i++) {
             struct kn *kn = set.kn[i];
+            if (v > 1000 && strncmp(kn->name, "simt", 4) == 0 && t.type != KN_F32 &&
+                t.type != KN_Q4_1)
+                continue; /* threads one by one: a vocabulary of several slices with two types is enough */
             struct kn_weight *w = kc_load(kn, &t);
             float *dx = kc_up(kn, x, (size_t)N * C * sizeof *x);
             kc_linear(kn, w, &t, x, N, logits);
