@@ -149,7 +149,7 @@ else
 fi
 
 # ---- the table ----
-# Limits: the larger of operations / peak and bytes / bandwidth, of the datasheet's numbers (docs/PERFORMANCE.md).
+# Limits: the larger of operations / peak and bytes / bandwidth, of the datasheet's numbers (docs/GPU.md).
 awk -F, -v card="$card" -v dry=$dry '
     function limit(full, logprob, n,   l, w, f, b) {
         l = full ? 28 : 1
