@@ -8,6 +8,7 @@
 #include <string.h>
 #include "core.h"
 #include "engine_harness.h"
+#include "folders_test.h"
 
 static int broken(struct kn *kn)
 {
@@ -66,10 +67,45 @@ static void a_failed_device_ends_everything_politely(void **state)
     }
 }
 
+static void with_folder(struct engine_options *o, void *arg)
+{
+    small(o, NULL);
+    o->state_dir = arg;
+}
+
+/* What comes off a device that has failed is zeros: no sum is put over them. */
+static void a_failed_device_is_not_saved(void **state)
+{
+    (void)state;
+    char root[FOLDER_PATH];
+    folder_root_memory(root, "device");
+    struct eh *h = eh_open("tiny-llama.gguf", with_folder, root);
+    struct kn *kn = h->en->default_model->kn;
+    struct kn_ops ops = *kn->ops;
+    struct generate_options o = eh_greedy(5);
+    int32_t ids[50];
+    for (int i = 0; i < 50; i++)
+        ids[i] = 3 + i * 7 % 280;
+    uint64_t s = eh_session(h, &(struct eh_ask){.policy = "h2o", .budget_tokens = 100});
+    eh_ids(h, s, ids, 50, &o);
+    eh_run_to_end(h, s);
+    ops.status = broken;
+    kn->ops = &ops;
+    unsigned before = folder_files(root);
+    uint32_t asked = eh_post_save(h, s, "x");
+    eh_run(h);
+    eh_expect_error(h, asked, BC_EDEVICE, "");
+    assert_true(engine_failed(h->en));
+    assert_int_equal(folder_files(root), before);
+    eh_close(&h);
+    folder_drop(root);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_device_ends_everything_politely),
+        cmocka_unit_test(a_failed_device_is_not_saved),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
