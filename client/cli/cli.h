@@ -159,6 +159,8 @@ int cmd_prune(struct args *a);
 int cmd_close(struct args *a);
 int cmd_save(struct args *a);
 int cmd_restore(struct args *a);
+int cmd_saved(struct args *a);
+int cmd_unsave(struct args *a);
 int cmd_fork(struct args *a);
 int cmd_scores(struct args *a);
 int cmd_map(struct args *a);

@@ -36,6 +36,8 @@ static const struct command_row commands[] = {
     {"restore", OPT_LINK, 1, 1, "NAME", "a session out of such a file",
      "It is called NAME and goes on as if it had never left: backcast chat --name NAME.",
      cmd_restore},
+    {"saved", OPT_LINK, 0, 0, "", "the files that save has made: name, size, time", "", cmd_saved},
+    {"unsave", OPT_LINK, 1, 1, "NAME", "delete such a file", "", cmd_unsave},
     {"fork", OPT_LINK, 2, 2, "SESSION NAME", "a second session that is what one is now",
      "Both hold the same cache until they go on, each by itself: backcast chat --name NAME.",
      cmd_fork},

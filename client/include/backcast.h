@@ -273,6 +273,15 @@ int backcast_session_save(backcast_session *s, const char *name);
  * BACKCAST_ECORRUPT: the file is damaged. */
 int backcast_session_restore(backcast *c, const char *name, backcast_session **ret);
 
+/* This user's saved sessions, by name. *ret malloced, caller frees. */
+struct backcast_saved {
+    char name[72];
+    uint64_t bytes;        /* of the file */
+    uint64_t unix_seconds; /* when it was saved */
+};
+int backcast_saved(backcast *c, struct backcast_saved **ret, size_t *ret_n);
+int backcast_unsave(backcast *c, const char *name); /* the file goes; BACKCAST_ENOTFOUND */
+
 /* ---- listings
  * -------------------------------------------------------------------------------------- */
 

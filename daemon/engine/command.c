@@ -492,6 +492,10 @@ void command_run(struct engine *en, struct command **pc)
     case CMD_SAVE:
         save_command(en, pc);
         break;
+    case CMD_SAVED:
+    case CMD_UNSAVE:
+        saved_command(en, pc);
+        break;
     case CMD_RESTORE:
         restore_command(en, pc);
         break;

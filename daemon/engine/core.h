@@ -386,6 +386,15 @@ void restore_go_on(struct engine *en, struct command **c, struct model_ref *m);
 void restore_forget(struct engine *en, struct command *c);
 void restore_done(struct engine *en, struct transfer *t);
 void restore_failed(struct engine *en, struct transfer *t, const struct err *e);
+int save_path(const struct engine *en, uint32_t uid, const char *name, char *ret, size_t size,
+              struct err *e);
+bool save_under_way(const struct engine *en, const char *path);
+
+/* saved.c */
+void saved_command(struct engine *en, struct command **c);
+void saved_run(const struct engine *en, struct disk_task *k); /* disk thread */
+void saved_back(struct engine *en, struct disk_task *k);
+void saved_refuse_all(struct engine *en, const struct err *e);
 
 /* models.c */
 int models_find(struct engine *en, const char *name, struct model_ref **ret, struct err *e);

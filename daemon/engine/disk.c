@@ -200,6 +200,10 @@ static void disk_run(struct engine *en, struct disk_task *k)
     case DISK_GET:
         k->rc = run_get(en, k, &k->err);
         break;
+    case DISK_LIST:
+    case DISK_UNLINK:
+        saved_run(en, k);
+        break;
     case DISK_DROP:
         image_free(en, k->image); /* the task lies in it */
         return;

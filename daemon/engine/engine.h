@@ -119,6 +119,8 @@ enum command_type {
     CMD_ROOM,    /* the loop made room in a parked session's ring: look again (see session_port) */
     CMD_ATTACH,  /* a named session gets a new owner connection */
     CMD_SAVE,    /* a session at rest as a file */
+    CMD_SAVED,   /* which such files this user has */
+    CMD_UNSAVE,  /* one of them goes */
     CMD_RESTORE, /* a new session out of one */
     CMD_FORK,    /* a new session that is what one at rest is now */
     CMD_LIMITS,  /* new kv_memory, limits and default budget: what is above them goes at once */
@@ -224,7 +226,7 @@ struct command {
         } attach;
         struct {
             char name[65]; /* of the file: an older one of that name is replaced */
-        } save;
+        } save;            /* CMD_SAVED: the list begins behind it; CMD_UNSAVE: that one */
         struct {
             char name[65]; /* of the new one; "": none */
             char client[64];
@@ -256,6 +258,7 @@ enum report_type {
     REP_STAT,
     REP_SCORES_REPLY,
     REP_DONE,
+    REP_SAVED,
     REP_ATTACHED,
     REP_RECOVERED, /* a durable session of an earlier daemon; its stream reports follow */
     /* stream reports: in order, one session */
@@ -283,6 +286,11 @@ struct report_session { /* for REP_OPENED, REP_ATTACHED, REP_BUDGET and each ses
     uint32_t uid, budget, keep, frozen, recent, tokens, context;
     char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32];
     bool attached;
+};
+#define REPORT_SAVED_MAX 256 /* files of one REP_SAVED */
+struct report_saved {
+    char name[65];
+    uint64_t bytes, unix_seconds;
 };
 struct report_model {
     char name[96], family[16], path[256], backend[48], chat_template[32];
@@ -344,6 +352,11 @@ struct report {
         struct {
             uint64_t bytes_freed;
         } closed;
+        struct {
+            uint32_t n;
+            bool more;
+            struct report_saved *files; /* by name; inside the allocation */
+        } saved;
         struct {
             uint64_t count;
         } lost;

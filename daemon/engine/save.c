@@ -14,8 +14,8 @@
 
 /* ---- where ---- */
 
-static int save_path(const struct engine *en, uint32_t uid, const char *name, char *ret,
-                     size_t size, struct err *e)
+int save_path(const struct engine *en, uint32_t uid, const char *name, char *ret, size_t size,
+              struct err *e)
 {
     if (en->opt.state_dir == NULL)
         return err_set(e, BC_EUNSUPPORTED, "state_dir",
@@ -29,7 +29,7 @@ static int save_path(const struct engine *en, uint32_t uid, const char *name, ch
 }
 
 /* One write of a file at a time. */
-static bool path_busy(const struct engine *en, const char *path)
+bool save_under_way(const struct engine *en, const char *path)
 {
     for (const struct transfer *t = en->tier.transfers; t != NULL; t = t->next)
         if (t->why == WHY_SAVE && t->image != NULL && strcmp(t->image->path, path) == 0)
@@ -46,7 +46,7 @@ static int save_check(const struct engine *en, const struct session *s, const ch
         return err_set(e, BC_EBUSY, "session",
                        "session %llu has a request or a prune under way: it is saved at rest",
                        (unsigned long long)s->id);
-    if (s->lodging.transfer != NULL || path_busy(en, path))
+    if (s->lodging.transfer != NULL || save_under_way(en, path))
         return err_set(e, BC_EBUSY, "name", "a save is under way");
     return BC_OK;
 }

@@ -379,6 +379,7 @@ void tier_refuse_all(struct engine *en, const struct err *e)
             report_error(en, t->asker, e);
             queue_command_done(en, &t->asker);
         }
+    saved_refuse_all(en, e);
 }
 
 void tier_close(struct engine *en)
@@ -386,6 +387,10 @@ void tier_close(struct engine *en)
     disk_drain(en);
     for (struct disk_task *k = disk_done(en), *next; k != NULL; k = next) {
         next = k->next;
+        if (k->t == NULL) {
+            saved_back(en, k);
+            continue;
+        }
         k->out = false;
         k->t->n_out--;
     }

@@ -37,11 +37,13 @@ enum disk_what {
     DISK_OPEN,   /* the head, checked */
     DISK_GET,    /* a block: read, check */
     DISK_DROP,   /* an image nobody wants; not answered */
+    DISK_LIST,   /* saved.c: files of a folder */
+    DISK_UNLINK, /* saved.c: a file goes */
 };
 struct disk_task {
     struct disk_task *next;
     enum disk_what what;
-    struct transfer *t; /* NULL: DROP */
+    struct transfer *t; /* NULL: DROP, LIST, UNLINK */
     struct image *image;
     uint32_t block;
     uint8_t *bytes; /* the block's; set until the engine is done with it */
@@ -101,6 +103,7 @@ struct lodging {
 /* The engine's part. */
 struct tiers {
     struct transfer *transfers;
+    struct saved_task *saved;                /* under way: saved.c */
     uint64_t host_bytes, disk_bytes;         /* of images */
     uint64_t step_left;                      /* bytes that this step may still copy */
     uint64_t next_us, retry_us;              /* when to look for idle sessions; not before */

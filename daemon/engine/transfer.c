@@ -384,7 +384,10 @@ void transfers_run(struct engine *en)
     while (list != NULL) {
         struct disk_task *k = list;
         list = k->next;
-        task_back(en, k);
+        if (k->t != NULL)
+            task_back(en, k);
+        else
+            saved_back(en, k);
     }
     en->tier.step_left = TIER_STEP_BYTES;
     for (struct transfer *t = en->tier.transfers, *next; t != NULL; t = next) {

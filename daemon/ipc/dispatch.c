@@ -207,6 +207,33 @@ static int on_save(struct conn *c, uint32_t id, const ProtobufCMessage *pm, stru
     return request_post(c, &cmd, FRAME_SAVE, 0, NULL, e);
 }
 
+static int saved_request(struct conn *c, uint32_t id, enum command_type type, const char *name,
+                         struct err *e)
+{
+    struct command *cmd;
+    int rc = request_new(c, id, type, 0, &cmd, e);
+    if (rc < 0)
+        return rc;
+    snprintf(cmd->u.save.name, sizeof cmd->u.save.name, "%s", name);
+    return request_post(c, &cmd, type == CMD_SAVED ? FRAME_LIST_SAVED : FRAME_UNSAVE, 0, NULL, e);
+}
+
+static int on_list_saved(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
+{
+    const Backcast__ListSaved *m = (const Backcast__ListSaved *)pm;
+    char after[sizeof((struct command *)0)->u.save.name] = "";
+    int rc = m->has_after ? field_name("after", &m->after, after, sizeof after, e) : BC_OK;
+    return rc < 0 ? rc : saved_request(c, id, CMD_SAVED, after, e);
+}
+
+static int on_unsave(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
+{
+    const Backcast__Unsave *m = (const Backcast__Unsave *)pm;
+    char name[sizeof((struct command *)0)->u.save.name];
+    int rc = field_name("name", &m->name, name, sizeof name, e);
+    return rc < 0 ? rc : saved_request(c, id, CMD_UNSAVE, name, e);
+}
+
 static int on_stat(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
 {
     const Backcast__Stat *m = (const Backcast__Stat *)pm;
@@ -270,6 +297,8 @@ static const struct {
     {FRAME_FORK, dispatch_fork},
     {FRAME_SAVE, on_save},
     {FRAME_RESTORE, dispatch_restore},
+    {FRAME_LIST_SAVED, on_list_saved},
+    {FRAME_UNSAVE, on_unsave},
     {FRAME_STAT, on_stat},
     {FRAME_LOAD_MODEL, on_load},
     {FRAME_UNLOAD_MODEL, on_unload},

@@ -198,6 +198,29 @@ static void on_scores(struct conn *c, uint32_t id, const struct report *r)
 
 /* ---- listings */
 
+/* As many as fit into the client's frame; the rest it asks for. */
+static void on_saved(struct conn *c, uint32_t id, const struct report *r)
+{
+    Backcast__SavedFile files[REPORT_SAVED_MAX], *at[REPORT_SAVED_MAX];
+    Backcast__SavedList m = BACKCAST__SAVED_LIST__INIT;
+    size_t bytes = 16; /* `more` */
+    m.files = at;
+    m.has_more = 1;
+    for (; m.n_files < r->u.saved.n; m.n_files++) {
+        const struct report_saved *from = &r->u.saved.files[m.n_files];
+        Backcast__SavedFile *f = at[m.n_files] = &files[m.n_files];
+        backcast__saved_file__init(f);
+        f->has_name = f->has_bytes = f->has_unix_seconds = 1;
+        f->name = text_of(from->name);
+        f->bytes = from->bytes;
+        f->unix_seconds = from->unix_seconds;
+        if ((bytes += backcast__saved_file__get_packed_size(f) + 4) > c->payload_out_max)
+            break;
+    }
+    m.more = r->u.saved.more || m.n_files < r->u.saved.n;
+    conn_reply(c, id, FRAME_SAVED_LIST, &m.base, NULL, 0);
+}
+
 static void session_stat(Backcast__SessionStat *m, const struct report_session *i)
 {
     uint64_t now = clock_us();
@@ -393,6 +416,8 @@ static void reply_answer(struct server *s, struct conn *c, struct pending *p,
         on_scores(c, id, r);
     } else if (r->type == REP_STAT) {
         on_stat(s, c, id, r);
+    } else if (r->type == REP_SAVED) {
+        on_saved(c, id, r);
     } else {
         bc_assert(r->type == REP_DONE);
         Backcast__Done m = BACKCAST__DONE__INIT;

@@ -421,6 +421,14 @@ static void calls_of_later_parts_answer_unsupported(void **state)
     rs.name = (ProtobufCBinaryData){1, (uint8_t *)"x"};
     raw_call_fails(r, FRAME_RESTORE, &rs.base, 6, "state_dir");
     raw_call_fails(r, FRAME_SAVE, &sv.base, 1, "session");
+    Backcast__ListSaved ls = BACKCAST__LIST_SAVED__INIT;
+    Backcast__Unsave us = BACKCAST__UNSAVE__INIT;
+    raw_call_fails(r, FRAME_LIST_SAVED, &ls.base, 6, "state_dir");
+    raw_call_fails(r, FRAME_UNSAVE, &us.base, 1, "name");
+    us.has_name = ls.has_after = 1;
+    us.name = ls.after = (ProtobufCBinaryData){8, (uint8_t *)"../x/../"};
+    raw_call_fails(r, FRAME_UNSAVE, &us.base, 1, "name");
+    raw_call_fails(r, FRAME_LIST_SAVED, &ls.base, 1, "after");
     o.has_durable = o.durable = 1;
     raw_call_fails(r, FRAME_OPEN_SESSION, &o.base, 6, "state_dir");
     raw_close(&r);

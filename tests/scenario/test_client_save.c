@@ -234,6 +234,72 @@ static void the_command_saves_and_restores(void **state)
     answer_free(&a);
 }
 
+#define FILES 600 /* more than one answer of the daemon has */
+
+static void saved_files_are_listed_and_go(void **state)
+{
+    (void)state;
+    struct dh *d = daemon_start();
+    backcast *c = connected(d);
+    backcast_session *s = NULL;
+    struct backcast_saved *list = NULL;
+    struct answer a = {0};
+    size_t n = 0;
+    char path[200], name[16];
+
+    assert_int_equal(backcast_session_open(c, NULL, &s), 0);
+    ask(c, s, "oak", &a);
+    assert_int_equal(backcast_session_save(s, "real"), 0);
+    assert_int_equal(backcast_saved(c, &list, &n), 0);
+    size_t were = n; /* others of this folder, and ours */
+    assert_true(were >= 1);
+    free(list);
+    for (int i = 0; i < FILES; i++) {
+        snprintf(path, sizeof(path), "%s/saved/%u/f%03d.bcs%s", state_dir, (unsigned)getuid(), i,
+                 i == 0 ? ".tmp" : ""); /* one that is no save */
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fputs("twelve bytes", f);
+        fclose(f);
+    }
+    assert_int_equal(backcast_saved(c, &list, &n), 0);
+    assert_int_equal(n, were + FILES - 1);
+    bool real = false;
+    for (size_t i = 0; i < n; i++) {
+        assert_true(i == 0 || strcmp(list[i - 1].name, list[i].name) < 0);
+        real |= strcmp(list[i].name, "real") == 0 && list[i].bytes > 1000;
+        assert_true(list[i].name[0] != 'f' || list[i].bytes == 12);
+        assert_true(list[i].unix_seconds > 1000000000);
+    }
+    assert_true(real);
+    free(list);
+    for (int i = 1; i < FILES; i++) {
+        snprintf(name, sizeof(name), "f%03d", i);
+        assert_int_equal(backcast_unsave(c, name), 0);
+    }
+    snprintf(path, sizeof(path), "%s/saved/%u/f000.bcs.tmp", state_dir, (unsigned)getuid());
+    unlink(path);
+    assert_int_equal(backcast_unsave(c, "f001"), BACKCAST_ENOTFOUND);
+    assert_int_equal(backcast_unsave(c, "../real"), BACKCAST_EINVALID);
+    assert_string_equal(backcast_last_error_field(c), "name");
+    snprintf(path, sizeof(path), "--socket=%s", d->socket);
+    struct prog_result r =
+        prog_run((const char *[]){COMMAND, "saved", path, "--json", NULL}, NULL, NULL);
+    assert_true(json_valid(r.out, true));
+    assert_non_null(strstr(r.out, "\"name\":\"real\""));
+    prog_free(&r);
+    r = prog_run((const char *[]){COMMAND, "unsave", path, "real", NULL}, NULL, NULL);
+    assert_int_equal(r.exit_code, 0);
+    prog_free(&r);
+    r = prog_run((const char *[]){COMMAND, "saved", path, NULL}, NULL, NULL);
+    assert_int_equal(r.exit_code, 0);
+    assert_null(strstr(r.out, "real "));
+    prog_free(&r);
+    answer_free(&a);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
 static void a_state_folder_has_one_daemon(void **state)
 {
     (void)state;
@@ -313,6 +379,7 @@ int main(void)
         cmocka_unit_test(a_fork_says_what_the_session_would_have_said),
         cmocka_unit_test(what_is_shared_is_said),
         cmocka_unit_test(the_command_saves_and_restores),
+        cmocka_unit_test(saved_files_are_listed_and_go),
         cmocka_unit_test(a_state_folder_has_one_daemon),
         cmocka_unit_test(without_a_state_folder_it_says_so),
         cmocka_unit_test(idle_sessions_leave_and_come_back),
