@@ -20,7 +20,7 @@
 #include <string.h>
 
 #define SLICE_FIRST 8u
-#define SLICE_MIN 4u /* they take about as long as one: weights are read once for all */
+#define SLICE_MIN 2u /* they take about as long as one: weights are read once for both */
 #define SLICE_PASSES 1.5
 #define DEAF_US                                                                                    \
     1000000u /* a session whose prune for others failed is not asked again for so long */

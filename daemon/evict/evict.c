@@ -145,11 +145,17 @@ static uint64_t record_bytes(uint32_t n, uint32_t keep)
            (n - BC_MIN(n, keep) + (uint64_t)1) * sizeof(struct evict_range);
 }
 
-uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n)
+uint64_t rest_bytes(const struct evict_params *p, uint32_t d_model)
+{
+    return p->policy->score_some != NULL ? (uint64_t)MODEL_REST_ROWS * d_model * sizeof(float) : 0;
+}
+
+uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t d_model,
+                         uint32_t n)
 {
     if (!evict_policy_prunes(p->policy))
         return 0;
-    return job_bytes(n) + record_bytes(n, 0) + walk_bytes(p, kv, n);
+    return job_bytes(n) + record_bytes(n, 0) + walk_bytes(p, kv, n) + rest_bytes(p, d_model);
 }
 
 static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, struct err *e)
@@ -165,7 +171,7 @@ static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, 
                        "keep_tokens %u: must be at least 1 and hold the %llu frozen and recent "
                        "tokens",
                        keep, (unsigned long long)held_back);
-    bc_assert(!ev->walk.active); /* scores under way: the caller waits for them */
+    bc_assert(!ev->walk.active && ev->rest.n == 0); /* scores under way: the caller waits */
     *job = (struct evict_job){.active = true, .keep = keep, .n = n};
     if (n > keep)
         job->want = rows_wanted(p, n);
@@ -183,10 +189,19 @@ static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, 
     return 0;
 }
 
+/* What lies between two calls. */
+static void pieces_close(struct evict *ev)
+{
+    walk_close(ev);
+    free(ev->rest.x);
+    ev->rest = (struct model_rest){0};
+    rebook(ev, LEDGER_refresh, &ev->booked_rest, 0);
+}
+
 void evict_abort(struct evict *ev)
 {
     MAGIC_OK(ev, EVICT_MAGIC);
-    walk_close(ev);
+    pieces_close(ev);
     free(ev->job.value);
     free(ev->job.pooled);
     free(ev->job.order);
@@ -220,6 +235,9 @@ static int rows_score(struct evict *ev, struct model *m, const struct seqcache *
         rc = walk_some(ev, s, max_rows, value, &done, e);
     } else if (policy->score != NULL) {
         rc = policy->score(ev, m, s, value, e);
+    } else if (policy->score_some != NULL && max_rows > 0) {
+        rc = policy->score_some(ev, m, s, max_rows, &rows, value, e);
+        rows.end = rows.first;
     } else {
         if (max_rows > 0)
             rows.end = rows.first + BC_MIN(max_rows, rows.end - rows.first);
@@ -332,8 +350,8 @@ int evict_scores_some(struct evict *ev, struct model *m, const struct seqcache *
         return err_set(e, BC_EINVALID, "policy", "policy %s has no scores",
                        ev->params.policy->name);
     int rc = rows_score(ev, m, s, max_rows, done, seqcache_count(s), ret, e);
-    if (rc < 0)
-        walk_close(ev);
+    if (!ev->job.active && (rc < 0 || *done == seqcache_count(s)))
+        pieces_close(ev);
     return rc;
 }
 

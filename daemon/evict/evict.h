@@ -80,6 +80,10 @@ struct evict_policy {
     int (*score_rows)(struct evict *ev, struct model *m, const struct seqcache *s,
                       struct evict_rows rows, float *ret_value, struct err *e);
     const struct evict_walker *walker;
+    /* optional, beside score_rows: rows first .. end - 1 to value[cache index], cut
+     * finer than a row; first moves on. */
+    int (*score_some)(struct evict *ev, struct model *m, const struct seqcache *s,
+                      uint32_t max_rows, struct evict_rows *rows, float *value, struct err *e);
     /* optional: a selection was made, keep[] ascending, of n before; value [n] as scored. */
     void (*kept)(struct evict *ev, const float *value, const uint32_t *keep, uint32_t n_keep);
 };
@@ -158,7 +162,8 @@ void evict_abort(struct evict *ev);
 /* Frees the arrays of the last record. */
 void evict_forget(struct evict *ev);
 /* Bytes that a run over n tokens in pages of that shape takes beside the cache, at most. */
-uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n);
+uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t d_model,
+                         uint32_t n);
 /* The policy's value of each cached token (before spans), for `backcast scores`. [count] */
 int evict_scores(struct evict *ev, struct model *m, const struct seqcache *s, float *ret,
                  struct err *e);

@@ -55,6 +55,7 @@ struct evict {
     struct evict_params params;
     struct evict_job job;
     struct evict_walk walk;
+    struct model_rest rest; /* counter-causal, all layers: a block between two layers */
 
     float *mass;        /* h2o: attention so far of the tokens that the last prune kept, */
     uint32_t n_mass;    /* which are the first n_mass of the cache; younger ones have none */
@@ -66,7 +67,7 @@ struct evict {
     struct evict_range *dropped;
 
     struct ledger_owner *owner; /* NULL: nobody */
-    uint64_t booked_job, booked_record, booked_query;
+    uint64_t booked_job, booked_record, booked_query, booked_rest;
 };
 
 static inline uint32_t evict_frozen(const struct evict_params *p)
@@ -88,5 +89,7 @@ float keys_dot(const float *a, const float *b, uint32_t n);
 int walk_some(struct evict *ev, const struct seqcache *s, uint32_t max_rows, float *value,
               bool *ret_done, struct err *e);
 void walk_close(struct evict *ev);
+/* evict.c: what a block of rows between two layers takes; 0 for policies without. */
+uint64_t rest_bytes(const struct evict_params *p, uint32_t d_model);
 uint64_t walk_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n);
 #endif

@@ -8,11 +8,11 @@
  * the model's (model_score_rows); rows do not depend on each other, so this may be asked for any
  * rows, in any pieces. */
 #include "policy.h"
+#include <stdlib.h>
 
-static int score_rows(struct evict *ev, struct model *m, const struct seqcache *s,
-                      struct evict_rows rows, float *ret_value, struct err *e)
+static struct model_score job_of(const struct evict *ev, const struct seqcache *s)
 {
-    const struct model_score job = {
+    return (struct model_score){
         .seq = seqcache_view(s),
         .ids = seqcache_ids(s),
         .positions = seqcache_positions(s),
@@ -20,7 +20,28 @@ static int score_rows(struct evict *ev, struct model *m, const struct seqcache *
         .fast = ev->params.policy->fast,
         .logprob = ev->params.score == EVICT_LOGPROB,
     };
+}
+
+static int score_rows(struct evict *ev, struct model *m, const struct seqcache *s,
+                      struct evict_rows rows, float *ret_value, struct err *e)
+{
+    struct model_score job = job_of(ev, s);
     return model_score_rows(m, &job, rows.first, rows.end - rows.first, ret_value, e);
+}
+
+/* A row's way through all layers is long: a block of them may rest between two. */
+static int score_some(struct evict *ev, struct model *m, const struct seqcache *s,
+                      uint32_t max_rows, struct evict_rows *rows, float *value, struct err *e)
+{
+    struct model_score job = job_of(ev, s);
+    uint64_t bytes = rest_bytes(&ev->params, model_info(m)->d_model);
+    if (ev->rest.x == NULL) {
+        if ((ev->rest.x = malloc(bytes)) == NULL)
+            return err_nomem(e, bytes);
+        ev->booked_rest = bytes;
+        ledger_charge(ev->owner, LEDGER_refresh, bytes);
+    }
+    return model_score_some(m, &job, &ev->rest, &rows->first, rows->end, max_rows, value, e);
 }
 
 const struct evict_policy policy_counter_causal = {
@@ -28,6 +49,7 @@ const struct evict_policy policy_counter_causal = {
     .summary = "Evicts tokens that the later context predicts, judged by all layers.",
     .counter_causal = true,
     .score_rows = score_rows,
+    .score_some = score_some,
 };
 
 const struct evict_policy policy_counter_causal_fast = {

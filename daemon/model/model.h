@@ -81,4 +81,19 @@ struct model_score {
 };
 int model_score_rows(struct model *m, const struct model_score *job, uint32_t first, uint32_t count,
                      float *ret_scores, struct err *e);
+
+/* SCORE by all layers in pieces shorter than a row's way through the model: a block of rows may rest between two layers, or before
+ * the head, while other passes run. n, layer and headed 0: none rests. */
+#define MODEL_REST_ROWS 64u
+struct model_rest {
+    uint32_t n, layer,
+        headed; /* rows of the block; layers behind them; rows that have their score */
+    float *x;   /* what the rows are there, the caller's: [MODEL_REST_ROWS][d_model] HOST */
+};
+/* Goes on with cache indices *next .. end - 1 of a job that is not fast, for about max_rows rows' worth of layers, at least one
+ * layer of a block. *next moves on by whole blocks; scores go to ret_scores[cache index]. Blocks begin at the same rows however
+ * the work is cut, and the results are those of model_score_rows. */
+int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
+                     uint32_t *next, uint32_t end, uint32_t max_rows, float *ret_scores,
+                     struct err *e);
 #endif

@@ -40,6 +40,20 @@ static struct kn_batch score_batch(struct model *m, const struct model_score *jo
     };
 }
 
+/* The last norm and the rows' own tokens at the head: ret [n]. */
+static void score_head(struct model *m, const struct model_score *job, struct pass *p, float *ret)
+{
+    uint32_t n = p->b->n_rows;
+
+    block_norm(p, m->w.out_norm);
+    m->kn->ops->row_logit(m->kn, m->w.head, p->h, n, p->b->ids, ret);
+    if (!job->logprob)
+        return;
+    m->kn->ops->row_lse(m->kn, m->w.head, p->h, n, m->rows.lse);
+    for (uint32_t i = 0; i < n; i++)
+        ret[i] -= m->rows.lse[i];
+}
+
 static int score_block(struct model *m, const struct model_score *job, uint32_t first, uint32_t n,
                        float *ret, struct err *e)
 {
@@ -56,14 +70,14 @@ static int score_block(struct model *m, const struct model_score *job, uint32_t 
         for (uint32_t l = 0; l <= last; l++)
             m->arch->layer(&p, &m->w.layers[l], l, LAYER_Q | LAYER_MLP);
     }
-    block_norm(&p, m->w.out_norm);
-    m->kn->ops->row_logit(m->kn, m->w.head, p.h, n, b.ids, ret);
-    if (job->logprob) {
-        m->kn->ops->row_lse(m->kn, m->w.head, p.h, n, m->rows.lse);
-        for (uint32_t i = 0; i < n; i++)
-            ret[i] -= m->rows.lse[i];
-    }
+    score_head(m, job, &p, ret);
     return model_pass_end(m, &p, e);
+}
+
+/* Rows below it see something; the last min_gap + 1 do not, and cost nothing. */
+static uint32_t rows_seeing(const struct model_score *job)
+{
+    return job->seq.n > job->min_gap ? job->seq.n - job->min_gap - 1 : 0;
 }
 
 int model_score_rows(struct model *m, const struct model_score *job, uint32_t first, uint32_t count,
@@ -74,9 +88,7 @@ int model_score_rows(struct model *m, const struct model_score *job, uint32_t fi
     bc_assert(first <= n && count <= n - first);
     bc_assert(!job->fast || job->seq.kv->d_hidden == m->hp.d_model);
 
-    /* rows below `seeing` see something; the last min_gap + 1 do not, and cost nothing */
-    uint32_t seeing = n > job->min_gap ? n - job->min_gap - 1 : 0;
-    uint32_t end = BC_MIN(first + count, BC_MAX(seeing, first));
+    uint32_t end = BC_MIN(first + count, BC_MAX(rows_seeing(job), first));
     for (uint32_t at = first; at < end;) {
         uint32_t block = BC_MIN(end - at, m->info.max_rows);
         int rc = score_block(m, job, at, block, ret_scores + (at - first), e);
@@ -86,5 +98,88 @@ int model_score_rows(struct model *m, const struct model_score *job, uint32_t fi
     }
     for (uint32_t i = end; i < first + count; i++)
         ret_scores[i - first] = -INFINITY;
+    return BC_OK;
+}
+
+/* ---- in pieces ---- */
+
+/* What the head costs a row, in layers. */
+static uint32_t head_layers(const struct model *m, const struct model_score *job)
+{
+    const struct hparams *hp = &m->hp;
+    uint64_t layer = 2 * (uint64_t)hp->n_heads * hp->head_dim + 3 * (uint64_t)hp->n_ff;
+
+    return job->logprob ? 1 + (uint32_t)(hp->n_vocab / layer) : 0;
+}
+
+/* The block goes through layers until *left (rows x layers) is spent. */
+static int rest_layers(struct model *m, const struct model_score *job, struct model_rest *rest,
+                       uint32_t first, uint64_t *left, struct err *e)
+{
+    struct kn_batch b = score_batch(m, job, first, rest->n);
+    struct pass p = model_pass(m, &b);
+    size_t bytes = (size_t)rest->n * m->hp.d_model * sizeof *rest->x;
+
+    m->kn->ops->batch_begin(m->kn, &b);
+    if (rest->layer == 0)
+        m->kn->ops->embed(m->kn, m->w.embd, &b, p.x);
+    else
+        m->kn->ops->upload(m->kn, p.x, rest->x, bytes);
+    do {
+        m->arch->layer(&p, &m->w.layers[rest->layer], rest->layer, LAYER_Q | LAYER_MLP);
+        rest->layer++;
+        *left -= BC_MIN(*left, (uint64_t)rest->n);
+    } while (rest->layer<m->hp.n_layers && * left> 0);
+    m->kn->ops->download(m->kn, rest->x, p.x, bytes);
+    return model_pass_end(m, &p, e);
+}
+
+/* Some of its rows meet the head. */
+static int rest_head(struct model *m, const struct model_score *job, struct model_rest *rest,
+                     uint32_t first, uint64_t *left, float *ret, struct err *e)
+{
+    uint32_t cost = head_layers(m, job), n = rest->n - rest->headed, d = m->hp.d_model;
+    if (cost > 0)
+        n = BC_MIN(n, (uint32_t)BC_MAX(*left / cost, (uint64_t)1));
+    struct kn_batch b = score_batch(m, job, first + rest->headed, n);
+    struct pass p = model_pass(m, &b);
+
+    m->kn->ops->batch_begin(m->kn, &b);
+    m->kn->ops->upload(m->kn, p.x, rest->x + (size_t)rest->headed * d,
+                       (size_t)n * d * sizeof *rest->x);
+    score_head(m, job, &p, ret + first + rest->headed);
+    rest->headed += n;
+    *left -= BC_MIN(*left, (uint64_t)n * cost);
+    return model_pass_end(m, &p, e);
+}
+
+int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
+                     uint32_t *next, uint32_t end, uint32_t max_rows, float *ret_scores,
+                     struct err *e)
+{
+    MAGIC_OK(m, MODEL_MAGIC);
+    bc_assert(!job->fast && end <= job->seq.n && *next <= end && max_rows > 0);
+    uint32_t stop = BC_MIN(end, BC_MAX(rows_seeing(job), *next));
+    uint32_t most = BC_MIN(MODEL_REST_ROWS, m->info.max_rows);
+    uint64_t left = (uint64_t)max_rows * m->hp.n_layers;
+
+    while (*next < stop && left > 0) {
+        if (rest->n == 0)
+            *rest = (struct model_rest){.n = BC_MIN(most, stop - *next), .x = rest->x};
+        int rc = rest->layer < m->hp.n_layers
+                     ? rest_layers(m, job, rest, *next, &left, e)
+                     : rest_head(m, job, rest, *next, &left, ret_scores, e);
+        if (rc)
+            return rc;
+        if (rest->headed < rest->n)
+            continue;
+        *next += rest->n;
+        *rest = (struct model_rest){.x = rest->x};
+    }
+    if (*next < stop)
+        return BC_OK;
+    for (uint32_t i = stop; i < end; i++)
+        ret_scores[i] = -INFINITY;
+    *next = end;
     return BC_OK;
 }

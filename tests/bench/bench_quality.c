@@ -1,9 +1,10 @@
 /* bench_quality MODEL TEXT... [--tokens 8192] [--prompts 20] [--first W] [--windows N] [--threads N]
- *               [--kv-type f16]
+ *               [--kv-type f16] [--kv-types 1]
  *
  * What the fast arithmetic costs in quality: the cpu backend as the daemon runs it (8-bit activations, f16 cache) beside
  * ref (f32 throughout) over the same tokens, in windows of 1,024, and over the same questions. ref takes minutes: --first
- * and --windows do a part. Lines: bench,case,figure,value. At the end perplexities and the count of equal answers. */
+ * and --windows do a part. --kv-types 1: the cpu backend alone, with every type of keys and values beside f32; no answers. Lines:
+ * bench,case,figure,value. At the end perplexities and the count of equal answers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,7 @@
 
 struct options {
     const char *model, *kv_type, *files[16];
-    uint32_t n_files, tokens, prompts, first, windows, threads;
+    uint32_t n_files, tokens, prompts, first, windows, threads, kv_types;
 };
 
 static bool parse(struct options *o, int argc, char **argv)
@@ -49,11 +50,38 @@ static bool parse(struct options *o, int argc, char **argv)
                 o->windows = n;
             else if (strcmp(a, "--threads") == 0)
                 o->threads = n;
+            else if (strcmp(a, "--kv-types") == 0)
+                o->kv_types = n;
             else
                 return false;
         }
     }
     return o->model != NULL && o->n_files > 0 && o->tokens >= 2;
+}
+
+/* Perplexity with each type of keys and values, on the cpu backend. */
+static void kv_types_run(const struct options *o, const int32_t *ids, uint32_t n)
+{
+    static const char *const types[] = {"f32", "f16", "bf16", "q8_0"};
+    const struct quality_how how = {"cpu", "f32", o->threads};
+    struct eh *h = quality_open(o->model, &how);
+    double first = 0;
+
+    for (size_t k = 0; k < ARRAY_LEN(types); k++) {
+        double nll = 0;
+        uint32_t scored = 0;
+        for (uint32_t w = 0; w < o->windows && w * QUALITY_WINDOW + 1 < n; w++) {
+            uint32_t len = BC_MIN(QUALITY_WINDOW, n - w * QUALITY_WINDOW);
+            nll += quality_nll(h, types[k], ids + (size_t)w * QUALITY_WINDOW, len);
+            scored += len - 1;
+        }
+        double p = exp(nll / scored);
+        first = k == 0 ? p : first;
+        printf("quality,%s,perplexity,%.4f\nquality,%s,beside_f32_percent,%+.3f\n", types[k], p,
+               types[k], 100 * (p / first - 1));
+        fflush(stdout);
+    }
+    eh_close(&h);
 }
 
 int main(int argc, char **argv)
@@ -66,12 +94,17 @@ int main(int argc, char **argv)
     if (!parse(&o, argc, argv)) {
         fprintf(stderr,
                 "usage: bench_quality MODEL.gguf TEXT... [--tokens N] [--prompts N] [--first W] "
-                "[--windows N] [--threads N] [--kv-type TYPE]\n");
+                "[--windows N] [--threads N] [--kv-type TYPE] [--kv-types 1]\n");
         return 2;
     }
     const struct quality_how how[2] = {{"ref", "f32", 1}, {"cpu", o.kv_type, o.threads}};
     struct eh *h[2];
     uint32_t n = quality_tokens(o.model, o.files, o.tokens, &ids);
+    if (o.kv_types != 0) {
+        kv_types_run(&o, ids, n);
+        free(ids);
+        return 0;
+    }
     for (int k = 0; k < 2; k++)
         h[k] = quality_open(o.model, &how[k]);
     for (uint32_t w = o.first; w < o.first + o.windows && w * QUALITY_WINDOW + 1 < n; w++) {

@@ -41,6 +41,19 @@ int model_score_rows(struct model *m, const struct model_score *job, uint32_t fi
     return 0;
 }
 
+/* Whole rows, here. */
+int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
+                     uint32_t *next, uint32_t end, uint32_t max_rows, float *ret_scores,
+                     struct err *e)
+{
+    uint32_t n = BC_MIN(max_rows, end - *next);
+    int rc = model_score_rows(m, job, *next, n, ret_scores + *next, e);
+    bc_assert(rest->x != NULL);
+    if (rc == 0)
+        *next += n;
+    return rc;
+}
+
 struct world {
     struct fake_kn fake;
     struct pool *pool;

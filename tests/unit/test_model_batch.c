@@ -48,6 +48,52 @@ static void each_backend_and_model(void (*f)(const struct kn_options *ko, unsign
             f(&ko, k);
 }
 
+/* ---- scores in pieces ---- */
+
+static void pieces(const struct kn_options *ko, unsigned k)
+{
+    static const uint32_t sizes[] = {3, 50};
+    int32_t tokens[N_TOKENS];
+    float want[N_TOKENS], got[N_TOKENS];
+    struct rig rig;
+    struct rseq s;
+    struct err e = {0};
+
+    if (k % 4 != 0) /* a float model, a quantised one */
+        return;
+    make_tokens(tokens, N_TOKENS, 4);
+    open_model(&rig, ko, k, 2);
+    rseq_open(&s, &rig, N_TOKENS);
+    float *logits = malloc((size_t)N_TOKENS * rig.info->n_vocab * sizeof *logits);
+    rseq_extend(&s, tokens, N_TOKENS, 0, N_TOKENS, logits, false);
+    struct model_rest rest = {.x = malloc(MODEL_REST_ROWS * rig.info->d_model * sizeof(float))};
+    for (unsigned c = 0; c < 2 * ARRAY_LEN(sizes); c++) {
+        struct model_score job = {.seq = rseq_view(&s),
+                                  .ids = s.ids,
+                                  .positions = s.positions,
+                                  .min_gap = c % 3,
+                                  .logprob = c % 2};
+        uint32_t next = 0;
+        rseq_score(&s, job.min_gap, false, job.logprob, want);
+        while (next < N_TOKENS)
+            assert_int_equal(model_score_some(rig.m, &job, &rest, &next, N_TOKENS, sizes[c / 2],
+                                              got, &e),
+                             BC_OK);
+        assert_int_equal(rest.n, 0);
+        assert_memory_equal(got, want, sizeof want);
+    }
+    free(rest.x);
+    free(logits);
+    rseq_close(&s);
+    rig_close(&rig);
+}
+
+static void a_score_may_rest_between_two_layers(void **state)
+{
+    (void)state;
+    each_backend_and_model(pieces);
+}
+
 /* ---- chunks ------------------------------------------------------------------------------------
  */
 
@@ -333,6 +379,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_may_be_cut_anywhere),
+        cmocka_unit_test(a_score_may_rest_between_two_layers),
         cmocka_unit_test(a_batch_of_eight_sequences_equals_their_solo_runs),
         cmocka_unit_test(rows_left_out_change_nothing),
         cmocka_unit_test(a_pass_leaves_no_memory_behind),
