@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 #include "answer.h"
 #include "daemon_harness.h"
@@ -144,11 +146,32 @@ static void an_answer_goes_on_for_its_client(void **state)
     answer_free(&a);
 }
 
+/* The lock of a daemon that was killed may be held a moment longer: the next one waits for it. */
+static void a_start_waits_for_a_lock_that_is_let_go(void **state)
+{
+    (void)state;
+    char model[80], lock[80];
+    snprintf(model, sizeof model, "%s/model.gguf", d->dir);
+    snprintf(lock, sizeof lock, "%s/s/backcast.lock", d->dir);
+    assert_int_equal(kill(d->pid, SIGKILL), 0);
+    dh_wait(d, 5000);
+    int fd = open(lock, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    dh_again(d, model, args);
+    usleep(100000); /* it asks about now; nothing depends on it */
+    close(fd);
+    dh_ready(d);
+    backcast *c = connected();
+    backcast_disconnect(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ends_of_sessions_that_came_back),
         cmocka_unit_test(an_answer_goes_on_for_its_client),
+        cmocka_unit_test(a_start_waits_for_a_lock_that_is_let_go),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
