@@ -13,6 +13,14 @@
 #include "folders_test.h"
 #include "records.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FIRST(k) ((k) % 2) /* one of two variants for each policy */
+#define STEP 2
+#else
+#define FIRST(k) 0
+#define STEP 1
+#endif
+
 static int32_t prompt[2000];
 
 static int setup(void **state)
@@ -83,7 +91,7 @@ static void both_go_on_as_if_nothing_had_been(void **state)
 {
     (void)state;
     for (unsigned k = 0; evict_policy_at(k) != NULL; k++)
-        for (unsigned variant = 0; variant < 2; variant++) {
+        for (unsigned variant = FIRST(k); variant < 2; variant += STEP) {
             const struct evict_policy *p = evict_policy_at(k);
             struct eh_ask ask = {.policy = p->name, .seed = 3, .frozen = variant * 20};
             if (evict_policy_prunes(p)) /* two pages, or more than the history */
