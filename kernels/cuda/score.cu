@@ -1,13 +1,14 @@
 /* score.cu: what a vocabulary says of a row, and one query's weights over a cache.
  *
  *      row_logit       x . row id of w: a dot product, one warp a row; weights expanded exactly, sums in f32
- *      row_lse         log sum exp over all of w: slices of 2048 rows through cuBLAS, folded into (max, sum) a row; memory does
- *                      not depend on the vocabulary
+ *      row_lse         log sum exp over all of w: slices of 2048 to 16384 rows through cuBLAS, folded into (max, sum) a row;
+ *                      memory does not depend on the vocabulary
  *      attention_row   mean over the heads of softmax(q . k): scores [heads][n], then each head's (max, sum), then the mean */
 #include "kv.cuh"
 #include "linear.cuh"
 
-#define SLICE 2048
+#define SLICE 2048 /* columns of the vocabulary, at least */
+#define SLICE_MAX 16384
 
 /* ---- row_logit ---- */
 
@@ -145,17 +146,25 @@ __global__ void __launch_bounds__(128) lse_end(const float2 *state, uint32_t row
         ret[i] = state[i].x + logf(state[i].y);
 }
 
+/* Columns that so many rows take at a time: few rows take wide slices, or launches would outweigh the work. */
+static uint32_t slice_of(const struct cuda *c, uint32_t rows)
+{
+    size_t fit = c->scratch.l_bytes / (rows * sizeof(float)) - 4;
+    return (uint32_t)KN_MIN(KN_MAX(fit / SLICE * SLICE, (size_t)SLICE), (size_t)SLICE_MAX);
+}
+
 /* rows at most what the scratch holds: x, and of l a slice of logits, states and results. */
 static void lse_run(struct cuda *c, const struct kn_weight *w, const float *x, uint32_t rows,
                     float *ret)
 {
-    float *logits = c->scratch.l, *result = logits + (size_t)rows * SLICE;
+    uint32_t slice = slice_of(c, rows);
+    float *logits = c->scratch.l, *result = logits + (size_t)rows * slice;
     float2 *state = (float2 *)(result + (rows + 1) / 2 * 2);
     struct x_plain plain = x_to_plain(c, x_type(c, w->type), x, rows, w->cols);
-    for (uint32_t first = 0; first < w->rows; first += SLICE) {
-        uint32_t n = KN_MIN((uint32_t)SLICE, w->rows - first);
-        product(c, w, first, n, &plain, logits, SLICE, false);
-        KERNEL(c, lse_add, dim3(rows), dim3(256), 8 * sizeof(float), logits, n, SLICE, state,
+    for (uint32_t first = 0; first < w->rows; first += slice) {
+        uint32_t n = KN_MIN(slice, w->rows - first);
+        product(c, w, first, n, &plain, logits, slice, false);
+        KERNEL(c, lse_add, dim3(rows), dim3(256), 8 * sizeof(float), logits, n, slice, state,
                first == 0);
     }
     KERNEL(c, lse_end, dim3((rows + 127) / 128), dim3(128), 0, state, rows, result);
