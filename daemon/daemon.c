@@ -99,6 +99,7 @@ static void *loader_main(void *arg)
         .isa = c->daemon_isa[0] != '\0' ? c->daemon_isa : NULL,
         .inject = c->daemon_inject[0] != '\0' ? c->daemon_inject : NULL,
         .threads = (uint32_t)c->daemon_threads,
+        .pin = c->daemon_pin != 0,
         .default_model = d->opt.model_path,
         .default_model_name = d->opt.model_name,
         .models = models,

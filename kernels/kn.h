@@ -261,6 +261,7 @@ struct kn_options {
     const char *isa;  /* NULL: the best one; else force "avx2", "scalar" ... (KN_EUNSUPPORTED if the
                          machine lacks it) */
     uint32_t threads; /* 0: one per online core of the affinity mask, at most 64 */
+    bool pin;         /* cpu: each thread but the caller's keeps to one core of the affinity mask */
     const char *
         inject; /* NULL; for tests of a device's failures (cuda): "CALL:NTH[:ERROR[:COUNT]]", the nth such call of
                    the runtime, or "launch", and COUNT - 1 more after it fail with this error */

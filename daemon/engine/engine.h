@@ -50,6 +50,7 @@ struct engine_options {
     const char *backend, *isa; /* kn_options */
     const char *inject;        /* kn_options; NULL: nothing */
     uint32_t threads;
+    bool pin;                       /* kn_options */
     const char *default_model;      /* path; loaded by engine_open unless NULL */
     const char *default_model_name; /* "" or NULL: the file's */
     const struct engine_model_path

@@ -307,6 +307,7 @@ static int load_lasting(struct model_ref *m, const struct gguf *g, struct err *e
     struct kn_options ko = {.backend = opt->backend,
                             .isa = opt->isa,
                             .threads = opt->threads,
+                            .pin = opt->pin,
                             .inject = opt->inject};
     char why[WHY_LEN] = "";
     int rc = tok_open(&m->tok, g, e);

@@ -202,7 +202,7 @@ int kn_cpu_open(struct kn **ret, const struct kn_options *opt, char *why, size_t
     strcpy(c->kn.isa, isa->mat->name);
     if (room_open(c) != KN_OK)
         goto no_room;
-    if (team_open(&c->team, c->kn.n_threads) != 0)
+    if (team_open(&c->team, c->kn.n_threads, opt->pin) != 0)
         goto no_team;
     *ret = &c->kn;
     return KN_OK;

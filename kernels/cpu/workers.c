@@ -20,6 +20,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -209,7 +210,29 @@ static int worker_start(struct team *t, unsigned thread)
     return 0;
 }
 
-int team_open(struct team **ret, unsigned n_threads)
+/* The n-th core of the set, counted in turns. */
+static int core_of(const cpu_set_t *set, unsigned n)
+{
+    n %= (unsigned)CPU_COUNT(set);
+    for (int core = 0;; core++)
+        if (CPU_ISSET(core, set) && n-- == 0)
+            return core;
+}
+
+/* A wish, not a condition: where the system refuses, threads go where it sends them. */
+static void workers_pin(const struct team *t)
+{
+    cpu_set_t all, one;
+    if (sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < 2)
+        return;
+    for (unsigned i = 0; i < t->n_started; i++) {
+        CPU_ZERO(&one);
+        CPU_SET(core_of(&all, i + 1), &one);
+        pthread_setaffinity_np(t->threads[i], sizeof one, &one);
+    }
+}
+
+int team_open(struct team **ret, unsigned n_threads, bool pin)
 {
     kn_assert(n_threads >= 1 && n_threads <= TEAM_THREADS_MAX);
     struct team *t = aligned_alloc(64, (sizeof *t + 63) / 64 * 64);
@@ -228,6 +251,8 @@ int team_open(struct team **ret, unsigned n_threads)
         team_close(&t);
         return -1;
     }
+    if (pin)
+        workers_pin(t);
     *ret = t;
     return 0;
 }

@@ -9,6 +9,7 @@
  * for the workers: an index for per-thread scratch. */
 #ifndef BACKCAST_CPU_WORKERS_H
 #define BACKCAST_CPU_WORKERS_H
+#include <stdbool.h>
 #include <stdint.h>
 
 #define TEAM_THREADS_MAX 64
@@ -16,9 +17,10 @@
 struct team;
 typedef void (*team_fn)(void *ctx, unsigned thread, uint32_t first, uint32_t end);
 
-/* n_threads counts the caller: 1 starts no thread. 0, or -1 (memory, threads) with *ret untouched.
- */
-int team_open(struct team **ret, unsigned n_threads);
+/* n_threads counts the caller: 1 starts no thread. pin: worker i keeps to core i of those that the process may use (in
+ * turns, if there are fewer); the caller's thread is the caller's and stays as it is. 0, or -1 (memory, threads) with *ret
+ * untouched. */
+int team_open(struct team **ret, unsigned n_threads, bool pin);
 void team_close(struct team **team);
 unsigned team_size(const struct team *team);
 void team_run(struct team *team, team_fn fn, void *ctx, uint32_t n_items, uint32_t grain);

@@ -3,6 +3,8 @@
  * ThreadSanitizer, too, in part. */
 #include "kernels_compare.h"
 #include "sanitized.h"
+#include <dirent.h>
+#include <sched.h>
 #include <time.h>
 
 enum { D_MODEL = 256, N_HEADS = 6, N_KV = 2, D = 32, FF = 512, VOCAB = 777, ROWS = 70 };
@@ -234,6 +236,61 @@ static void layers_agree_with_ref(void **state)
     kc_close(&set);
 }
 
+/* Threads named kn-worker, and the cores that each may use; returns how many threads. */
+static unsigned workers_seen(cpu_set_t *sets, unsigned most)
+{
+    char path[300], name[32] = "";
+    unsigned n = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    for (struct dirent *e; (e = readdir(tasks)) != NULL;) {
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
+        FILE *f = e->d_name[0] != '.' ? fopen(path, "r") : NULL;
+        if (!f)
+            continue;
+        bool worker = fgets(name, sizeof name, f) && strcmp(name, "kn-worker\n") == 0;
+        fclose(f);
+        if (!worker)
+            continue;
+        assert_true(n < most);
+        if (sched_getaffinity(atoi(e->d_name), sizeof *sets, &sets[n]) == 0)
+            n++; /* else it has just ended */
+    }
+    closedir(tasks);
+    return n;
+}
+
+/* Asked for, every worker has one core, no two the same while there are enough; the caller keeps what it had. */
+static void pinned_workers_keep_to_a_core(void **state)
+{
+    (void)state;
+    enum { THREADS = 4, MOST = 64 };
+    cpu_set_t before, after, sets[MOST], used;
+    char why[200];
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    unsigned cores = (unsigned)CPU_COUNT(&before);
+    if (cores < 2)
+        skip();
+    for (int pin = 0; pin < 2; pin++) {
+        struct kn_options opt = {.backend = "cpu", .threads = THREADS, .pin = pin};
+        struct kn *kn;
+        if (kn_open(&kn, &opt, why, sizeof why) != KN_OK)
+            fail_msg("%s", why);
+        while (workers_seen(sets, MOST) != THREADS - 1)
+            sched_yield(); /* joined threads of other backends vanish a moment later */
+        CPU_ZERO(&used);
+        for (int i = 0; i < THREADS - 1; i++) {
+            assert_int_equal(CPU_COUNT(&sets[i]), pin ? 1u : cores);
+            CPU_OR(&used, &used, &sets[i]);
+        }
+        if (pin)
+            assert_int_equal(CPU_COUNT(&used), cores < THREADS - 1 ? cores : THREADS - 1);
+        assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+        assert_true(CPU_EQUAL(&before, &after));
+        kn_close(&kn);
+    }
+}
+
 static double cpu_seconds(void)
 {
     struct timespec t;
@@ -266,6 +323,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_do_not_depend_on_threads),
         cmocka_unit_test(idle_threads_sleep),
+        cmocka_unit_test(pinned_workers_keep_to_a_core),
         cmocka_unit_test(layers_agree_with_ref),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
