@@ -44,7 +44,7 @@ static int setup(void **state)
 {
     (void)state;
     prompt_fill(prompt, ARRAY_LEN(prompt), 77);
-    folder_root(root, "durable");
+    folder_root_memory(root, "durable");
     return 0;
 }
 

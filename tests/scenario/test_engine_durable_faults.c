@@ -30,7 +30,7 @@ static int setup(void **state)
 {
     (void)state;
     prompt_fill(prompt, ARRAY_LEN(prompt), 5);
-    folder_root(root, "durable-faults");
+    folder_root_memory(root, "durable-faults");
     return 0;
 }
 
