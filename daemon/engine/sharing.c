@@ -171,7 +171,7 @@ void sharing_adopt(struct session *s)
 
 void sharing_offer(const struct session *s)
 {
-    if (may_share(s) && s->lodging.place == PLACE_HERE)
+    if (may_share(s) && (s->lodging.place == PLACE_HERE || s->replay != NULL))
         prefix_offer(s->tree->tree, s->cache, engine_now(s->m->en));
 }
 

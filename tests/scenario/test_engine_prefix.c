@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include "core.h"
+#include "durable_test.h"
 #include "engine_harness.h"
+#include "folders_test.h"
 #include "records.h"
 
 #define COMMON 2000
@@ -431,6 +433,49 @@ static void what_comes_back_from_a_tier_is_shared_again(void **state)
     eh_close(&h);
 }
 
+/* Sessions that a daemon was killed under are replayed, share what they have in common again, and go on
+ * as those that were not killed. */
+static void replayed_sessions_share_again(void **state)
+{
+    (void)state;
+    static const char *const names[3] = {"one", "two", "three"};
+    static const char *const policies[3] = {"h2o", "tova", "none"};
+    char root[FOLDER_PATH], dir[FOLDER_PATH], kill[FOLDER_PATH];
+    folder_root(root, "prefix");
+    for (int k = 0; k < 3; k++) {
+        folder_fresh(dir, root, "live");
+        folder_fresh(kill, root, "kill");
+        struct eh *a = durable_engine(&(struct durable_setup){.dir = dir});
+        uint64_t s[3], t[3];
+        for (uint32_t i = 0; i < 3; i++) {
+            s[i] = eh_session(a, &(struct eh_ask){.policy = policies[k],
+                                                  .budget_tokens = k < 2 ? 300 : 0,
+                                                  .name = names[i],
+                                                  .durable = true});
+            assert_int_equal(run(a, s[i], 200, i, 40, 20), i > 0 ? 192 : 0);
+        }
+        folder_copy(dir, kill);
+        struct eh *b = durable_engine(&(struct durable_setup){.dir = kill});
+        b->on_step = the_books_are_right;
+        for (uint32_t i = 0; i < 3; i++) {
+            t[i] = eh_attach(b, names[i]);
+            assert_true(t[i] != 0);
+        }
+        eh_run(b);
+        for (uint32_t i = 0; i < 3; i++) {
+            sessions_equal(a, s[i], b, t[i], policies[k]);
+            assert_int_equal(seqcache_bytes_shared(of(b, t[i])->cache),
+                             seqcache_bytes_shared(of(a, s[i])->cache));
+            assert_true(seqcache_bytes_shared(of(b, t[i])->cache) > 0);
+        }
+        for (uint32_t i = 0; i < 3; i++)
+            answers_equal(a, s[i], b, t[i], own[10 + i], 80, 50, policies[k]);
+        eh_close(&a);
+        eh_close(&b);
+    }
+    folder_drop(root);
+}
+
 static void a_model_that_sleeps_takes_idle_beginnings_along(void **state)
 {
     (void)state;
@@ -490,6 +535,7 @@ int main(void)
         cmocka_unit_test(ceilings_stay_hard),
         cmocka_unit_test(a_lowered_share_is_reached_through_shared_pages),
         cmocka_unit_test(what_comes_back_from_a_tier_is_shared_again),
+        cmocka_unit_test(replayed_sessions_share_again),
         cmocka_unit_test(a_model_that_sleeps_takes_idle_beginnings_along),
         cmocka_unit_test(a_budget_shrinks_through_shared_pages),
     };
