@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include <unistd.h>
 #include "answer.h"
 #include "daemon_harness.h"
 #include "damaged_models.h"
@@ -122,11 +123,46 @@ static void bad_sessions_and_prompts_harm_nobody(void **state)
     dh_stop(&d);
 }
 
+/* The file of a loaded model is emptied, removed and replaced by another model's: answers stay what they were. */
+static void a_loaded_model_needs_its_file_no_more(void **state)
+{
+    (void)state;
+    struct dh *d = dh_start_long(NULL);
+    backcast *c = NULL;
+    struct backcast_session_options so = answer_budget("counter_causal_fast", 96);
+    struct backcast_generate_options go = answer_options(300);
+    struct answer want = {0};
+    char path[64], copy[600];
+
+    snprintf(path, sizeof path, "%s/model.gguf", d->dir);
+    snprintf(copy, sizeof copy, "cp '%s' '%s'", TEST_VECTORS "/tiny-qwen2.gguf", path);
+    assert_int_equal(backcast_connect(&c, d->socket), 0);
+    answer_ask(c, &so, "the tide", 8, &go, &want);
+    for (int change = 0; change < 4; change++) {
+        struct answer got = {0};
+        if (change == 0)
+            assert_int_equal(truncate(path, 5000), 0);
+        else if (change == 1)
+            assert_int_equal(truncate(path, 0), 0);
+        else if (change == 2)
+            assert_int_equal(unlink(path), 0);
+        else
+            assert_int_equal(system(copy), 0);
+        answer_ask(c, &so, "the tide", 8, &go, &got);
+        assert_true(answer_equal(&got, &want));
+        answer_free(&got);
+    }
+    answer_free(&want);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(damaged_models_harm_nobody),
         cmocka_unit_test(bad_sessions_and_prompts_harm_nobody),
+        cmocka_unit_test(a_loaded_model_needs_its_file_no_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
