@@ -65,8 +65,9 @@ struct stat_entry {
     char client[64];
     char kv_type[8];
     uint64_t bytes_shared, bytes_other, bytes_guaranteed; /* of bytes_held; beside; at least */
+    uint64_t rows_moved; /* K and V copied to give pages back; a prune copies none */
 };
-_Static_assert(sizeof(struct stat_entry) == 424 && sizeof(struct stat_entry) % 8 == 0,
+_Static_assert(sizeof(struct stat_entry) == 432 && sizeof(struct stat_entry) % 8 == 0,
                "wire layout");
 
 struct statpage {

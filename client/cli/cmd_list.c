@@ -30,6 +30,7 @@ void session_json(struct json *j, const struct backcast_session_stat *s)
     json_uint(j, "prunes", s->prunes);
     json_uint(j, "prune_micros", s->prune_micros);
     json_uint(j, "tokens_dropped", s->tokens_dropped);
+    json_uint(j, "rows_moved", s->rows_moved);
     json_uint(j, "tokens_in", s->tokens_in);
     json_uint(j, "tokens_out", s->tokens_out);
     json_uint(j, "idle_micros", s->idle_micros);
@@ -192,8 +193,9 @@ static void session_print(const struct backcast_session_stat *s)
     printf("\nguaranteed     %s", bytes_text(s->bytes_guaranteed, b));
     printf("\nsince opened   %llu tokens in, %llu out\n", (unsigned long long)s->tokens_in,
            (unsigned long long)s->tokens_out);
-    printf("prunes         %llu, %llu tokens dropped, %s in all\n", (unsigned long long)s->prunes,
-           (unsigned long long)s->tokens_dropped, micros_text(s->prune_micros, b));
+    printf("prunes         %llu, %llu tokens dropped, %s in all, %llu rows moved\n",
+           (unsigned long long)s->prunes, (unsigned long long)s->tokens_dropped,
+           micros_text(s->prune_micros, b), (unsigned long long)s->rows_moved);
     printf("idle           %s\n", micros_text(s->idle_micros, b));
 }
 

@@ -295,6 +295,8 @@ struct backcast_session_stat {
     uint64_t prune_micros, idle_micros;
     uint64_t bytes_guaranteed; /* never pruned below this for the sake of others */
     uint64_t bytes_other;      /* beside bytes_held: policy, prompt under way, scratch */
+    uint64_t
+        rows_moved; /* tokens whose K and V were copied to give pages back; a prune copies none */
 };
 struct backcast_model_stat {
     const char *name, *family, *path, *backend, *chat_template;

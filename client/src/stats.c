@@ -69,6 +69,7 @@ static void session_put(const Backcast__SessionStat *m, char **at,
         .tokens_in = m->tokens_in,
         .tokens_out = m->tokens_out,
         .prune_micros = m->prune_micros,
+        .rows_moved = m->rows_moved,
         .idle_micros = m->idle_micros,
     };
 }
@@ -173,6 +174,7 @@ static void entry_put(const struct stat_entry *e, uint64_t now, struct backcast_
         .tokens_in = e->tokens_in,
         .tokens_out = e->tokens_out,
         .prune_micros = e->prune_micros,
+        .rows_moved = e->rows_moved,
         .idle_micros = now > e->last_use_micros ? now - e->last_use_micros : 0,
     };
 }

@@ -283,7 +283,7 @@ struct report_score {
 };
 struct report_session { /* for REP_OPENED, REP_ATTACHED, REP_BUDGET and each session of REP_STAT */
     uint64_t id, budget_bytes, guaranteed, page_bytes, row_bytes, live, held, shared, other, prunes,
-        dropped, tokens_in, tokens_out, prune_micros, last_use_us;
+        dropped, tokens_in, tokens_out, prune_micros, last_use_us, rows_moved;
     uint32_t uid, budget, keep, frozen, recent, tokens, context;
     char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32];
     bool attached;

@@ -405,6 +405,7 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
         .tokens_in = s->tokens_in,
         .tokens_out = s->tokens_out,
         .prune_micros = s->prune_micros,
+        .rows_moved = seqcache_rows_moved(s->cache),
         .last_use_us = s->last_use_us,
         .uid = s->uid,
         .budget = p->budget,

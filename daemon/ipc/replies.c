@@ -231,7 +231,7 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->has_prunes = m->has_tokens_dropped = m->has_tokens_in = m->has_tokens_out = 1;
     m->has_prune_micros = m->has_idle_micros = m->has_client = 1;
     m->has_frozen_tokens = m->has_recent_tokens = m->has_bytes_other = 1;
-    m->has_bytes_guaranteed = 1;
+    m->has_bytes_guaranteed = m->has_rows_moved = 1;
     m->session = i->id;
     m->uid = i->uid;
     m->name = text_of(i->name);
@@ -245,6 +245,7 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->bytes_shared = i->shared;
     m->bytes_other = i->other;
     m->bytes_guaranteed = i->guaranteed;
+    m->rows_moved = i->rows_moved;
     m->budget_bytes = i->budget_bytes;
     m->budget_tokens = i->budget;
     m->keep_tokens = i->keep;

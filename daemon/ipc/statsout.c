@@ -142,6 +142,7 @@ static void entry_fill(struct stat_entry *t, const struct report_session *i)
                              .tokens_in = i->tokens_in,
                              .tokens_out = i->tokens_out,
                              .prune_micros = i->prune_micros,
+                             .rows_moved = i->rows_moved,
                              .last_use_micros = i->last_use_us};
     text_set(t->state, sizeof t->state, i->state);
     text_set(t->name, sizeof t->name, i->name);

@@ -190,12 +190,40 @@ static void a_walk_can_be_forgotten(void **state)
     }
 }
 
+/* A prune edits the slot list: no key or value moves, in prunes of every policy. Pages that are asked back are emptied by copies,
+ * and those are counted. */
+static void a_prune_moves_no_row(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
+        struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
+        struct generate_options o = eh_greedy(600);
+        uint64_t s = victim_open(h, &kinds[k]);
+        o.ignore_end = true;
+        eh_ids(h, s, prompt, ARRAY_LEN(prompt), &o);
+        eh_run_to_end(h, s);
+        const struct report *r = eh_expect(h, eh_post(h, eh_command(h, CMD_STAT, s)), REP_STAT);
+        assert_true(r->u.stat.sessions[0].prunes >= 4);
+        assert_true(r->u.stat.sessions[0].dropped >= 4 * (BUDGET - KEEP));
+        assert_int_equal(r->u.stat.sessions[0].rows_moved, 0);
+        struct command *c = eh_command(h, CMD_PRUNE, s);
+        c->u.budget.keep = 70;
+        eh_expect(h, eh_post(h, c), REP_PRUNED_REPLY);
+        r = eh_expect(h, eh_post(h, eh_command(h, CMD_STAT, s)), REP_STAT);
+        uint64_t moved = r->u.stat.sessions[0].rows_moved;
+        assert_true(moved <= 70);
+        assert_int_equal(r->u.stat.sessions[0].held / r->u.stat.sessions[0].page_bytes, 2);
+        eh_close(&h);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_slice_between_two_tokens_of_a_neighbour),
         cmocka_unit_test(scores_are_cut_as_refreshes_are),
         cmocka_unit_test(a_walk_can_be_forgotten),
+        cmocka_unit_test(a_prune_moves_no_row),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
