@@ -24,7 +24,7 @@ def read(path):
     with open(path, newline="") as f:
         for r in csv.DictReader(f):
             rows.setdefault(r["bench"], {}).setdefault(r["case"], {})[r["figure"]] = float(r["value"])
-            rows["about"] = f'{r["processor"]}, {r["threads"]} threads, {r["commit"]}'
+            rows[r["bench"], "about"] = f'{r["processor"]}, {r["threads"]} threads, {r["commit"]}'
     return rows
 
 
@@ -58,7 +58,7 @@ def peer(rows, folder):
     ax.set_xticks(range(len(keys)), names)
     ax.set_ylabel("tokens/s (log)")
     ax.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.15))
-    save(fig, folder, "peer", rows["about"])
+    save(fig, folder, "peer", rows["peer_llama", "about"])
 
 
 def serve(rows, folder):
@@ -81,7 +81,7 @@ def serve(rows, folder):
         ax.set_ylim(bottom=0)
         ax.grid(color=GREY, lw=0.4)
         ax.legend()
-    save(fig, folder, "serve", rows["about"])
+    save(fig, folder, "serve", rows["serve", "about"])
 
 
 def refresh(rows, folder):
@@ -104,7 +104,7 @@ def refresh(rows, folder):
     ax.set_ylabel("ms")
     ax.grid(color=GREY, lw=0.4)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    save(fig, folder, "refresh", rows["about"])
+    save(fig, folder, "refresh", rows["refresh", "about"])
 
 
 def roofline(rows, folder):
@@ -129,7 +129,7 @@ def roofline(rows, folder):
     ax.set_ylabel("Gop/s")
     ax.grid(color=GREY, lw=0.4)
     ax.legend(loc="lower right")
-    save(fig, folder, "roofline", rows["about"])
+    save(fig, folder, "roofline", rows["ops", "about"])
 
 
 def main():
