@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 OURS, SAME, BEST, GREY = "#c2410c", "#94a3b8", "#475569", "#cbd5e1"
-plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "backcast",
+plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "backcast", "svg.fonttype": "none",
                      "axes.axisbelow": True, "figure.facecolor": "white", "legend.frameon": False})
 
 
