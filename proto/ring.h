@@ -37,7 +37,7 @@
  *             h = peer.head, check; still full: wait for the bell, 1 s at most
  *
  * In every order of these operations either the sleeper sees the data or the publisher sees the new
- * epoch, so at most one bell a sleep is needed and none is lost (tests/unit/test_ring_model.c walks
+ * epoch, so at most one bell a sleep is needed and none is lost (tests/unit/test_ring_orders.c walks
  * every interleaving). A peer that lies about it costs itself at most the 1 s recheck.
  *
  * Bells are the caller's: functions that return `true` say "ring it now". One bell a direction
