@@ -134,15 +134,20 @@ static void rows_that_pay_take_tiles(void **state)
     free(room);
 }
 
-/* amx_proves accepts the right kernel, on the model, and the real one where it may be used; it sees one wrong bit. */
-static float *spoilt;
+/* amx_proves accepts the right kernel, on the model; it sees one wrong bit, and outlives a machine that faults. */
 static void q8_spoilt(const struct q8_tile *t)
 {
     matmul_amx_model.q8(t);
     if (t->n_rows == CPU_ROWS && t->form == FORM_TABLE) {
-        spoilt = t->acc + 5 * t->acc_stride + 7;
+        float *spoilt = t->acc + 5 * t->acc_stride + 7;
         *spoilt = nextafterf(*spoilt, 1e9f);
     }
+}
+
+static void q8_faulting(const struct q8_tile *t)
+{
+    (void)t;
+    __asm__ volatile("ud2");
 }
 
 static void the_proof_sees_one_wrong_bit(void **state)
@@ -156,8 +161,10 @@ static void the_proof_sees_one_wrong_bit(void **state)
     struct matmul_kernels wrong = matmul_amx_model;
     wrong.q8 = q8_spoilt;
     assert_false(amx_proves(&wrong, why, sizeof why));
-    assert_non_null(spoilt);
     assert_non_null(strstr(why, "wrong products"));
+    wrong.q8 = q8_faulting;
+    assert_false(amx_proves(&wrong, why, sizeof why));
+    assert_non_null(strstr(why, "faults on AMX tiles (signal 4)"));
 }
 
 int main(void)
