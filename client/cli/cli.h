@@ -140,6 +140,9 @@ int link_open(struct link *ret, const struct args *a, bool may_start);
 void link_close(struct link *l);
 /* The number or name of a session to its id; prints a sentence if there is none. */
 bool session_find(backcast *c, const char *text, uint64_t *ret);
+/* A command about one session, the first argument: connects, finds it, acts. Returns a cli_exit. */
+typedef int session_act(struct args *a, backcast *c, uint64_t id);
+int session_do(struct args *a, session_act *act);
 struct tok;
 /* The vocabulary of the session's model, if this user can read its file; its policy into policy[len]. */
 struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len);

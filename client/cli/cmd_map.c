@@ -70,36 +70,33 @@ static int map_show(const struct args *a, const struct map *m, uint64_t id)
     return CLI_FINE;
 }
 
-int cmd_map(struct args *a)
+static int map_act(struct args *a, backcast *c, uint64_t id)
 {
-    struct link l;
     struct map m;
     struct backcast_score *rows = NULL;
     char policy[64] = "";
     size_t n = 0;
-    uint64_t id;
-    int rc = link_open(&l, a, false);
+    int rc = CLI_FAILED;
+    struct tok *t = session_tok(c, id, policy, sizeof(policy));
+    int err = t != NULL ? backcast_map_by_id(c, id, &rows, &n) : 0;
 
-    if (rc != CLI_FINE)
-        return rc;
-    rc = CLI_FAILED;
-    if (session_find(l.c, a->rest[0], &id)) {
-        struct tok *t = session_tok(l.c, id, policy, sizeof(policy));
-        int err = t != NULL ? backcast_map_by_id(l.c, id, &rows, &n) : 0;
-        if (t == NULL) {
-            say("map: the words of session %s are not known: its model's file cannot be read here",
-                a->rest[0]);
-        } else if (err < 0) {
-            say_failure(l.c, err, "map");
-        } else if (map_open(&m, rows, n, t, a->rest[0], policy) < 0) {
-            say("map: out of memory");
-        } else {
-            rc = map_show(a, &m, id);
-            map_close(&m);
-        }
-        tok_close(&t);
-        free(rows);
+    if (t == NULL) {
+        say("map: the words of session %s are not known: its model's file cannot be read here",
+            a->rest[0]);
+    } else if (err < 0) {
+        say_failure(c, err, "map");
+    } else if (map_open(&m, rows, n, t, a->rest[0], policy) < 0) {
+        say("map: out of memory");
+    } else {
+        rc = map_show(a, &m, id);
+        map_close(&m);
     }
-    link_close(&l);
+    tok_close(&t);
+    free(rows);
     return rc;
+}
+
+int cmd_map(struct args *a)
+{
+    return session_do(a, map_act);
 }

@@ -6,6 +6,12 @@
 #include "json.h"
 #include "watch.h"
 
+static int call_failed(backcast *c, int err, const char *what)
+{
+    say_failure(c, err, what);
+    return CLI_FAILED;
+}
+
 /* What a session holds now: the answer to a call that changed it. */
 static int after_print(const struct args *a, backcast *c, uint64_t id, const char *what)
 {
@@ -35,36 +41,25 @@ static int after_print(const struct args *a, backcast *c, uint64_t id, const cha
         json_shut(&j, '}');
         return CLI_FINE;
     }
-    if (rc < 0) {
-        say_failure(c, rc, what);
-        return CLI_FAILED;
-    }
-    return CLI_FINE;
+    return rc < 0 ? call_failed(c, rc, what) : CLI_FINE;
+}
+
+static int budget_act(struct args *a, backcast *c, uint64_t id)
+{
+    int err =
+        backcast_budget_by_id(c, id, a->budget.bytes, a->budget.tokens, a->session.keep_tokens);
+    if (err < 0)
+        return call_failed(c, err, "budget");
+    return after_print(a, c, id, "has a new budget");
 }
 
 int cmd_budget(struct args *a)
 {
-    struct link l;
-    struct size_arg size;
-    uint64_t id;
-
-    if (!size_parse(a->rest[1], &size)) {
+    if (!size_parse(a->rest[1], &a->budget)) {
         say("budget: '%s' is not a size: bytes (64MiB) or tokens (512t)", a->rest[1]);
         return CLI_USAGE;
     }
-    int rc = link_open(&l, a, false);
-    if (rc != CLI_FINE)
-        return rc;
-    rc = CLI_FAILED;
-    if (session_find(l.c, a->rest[0], &id)) {
-        int err = backcast_budget_by_id(l.c, id, size.bytes, size.tokens, a->session.keep_tokens);
-        if (err < 0)
-            say_failure(l.c, err, "budget");
-        else
-            rc = after_print(a, l.c, id, "has a new budget");
-    }
-    link_close(&l);
-    return rc;
+    return session_do(a, budget_act);
 }
 
 static uint32_t tokens_cached(backcast *c, uint64_t id)
@@ -77,86 +72,62 @@ static uint32_t tokens_cached(backcast *c, uint64_t id)
     return 0;
 }
 
+static int prune_act(struct args *a, backcast *c, uint64_t id)
+{
+    uint32_t before = tokens_cached(c, id);
+    int err = backcast_prune_by_id(c, id, a->session.keep_tokens);
+    if (err < 0)
+        return call_failed(c, err, "prune");
+    bool less = tokens_cached(c, id) < before;
+    return after_print(a, c, id, less ? "is pruned" : "has nothing to prune");
+}
+
 int cmd_prune(struct args *a)
 {
-    struct link l;
-    uint64_t id;
-    int rc = link_open(&l, a, false);
+    return session_do(a, prune_act);
+}
 
-    if (rc != CLI_FINE)
-        return rc;
-    rc = CLI_FAILED;
-    if (session_find(l.c, a->rest[0], &id)) {
-        uint32_t before = tokens_cached(l.c, id);
-        int err = backcast_prune_by_id(l.c, id, a->session.keep_tokens);
-        if (err < 0)
-            say_failure(l.c, err, "prune");
-        else
-            rc =
-                after_print(a, l.c, id,
-                            tokens_cached(l.c, id) < before ? "is pruned" : "has nothing to prune");
+static int close_act(struct args *a, backcast *c, uint64_t id)
+{
+    struct json j = json_start(stdout);
+    int err = backcast_close_by_id(c, id);
+    if (err < 0)
+        return call_failed(c, err, "close");
+    if (a->json) {
+        json_open(&j, NULL, '{');
+        json_uint(&j, "closed", id);
+        json_shut(&j, '}');
+    } else {
+        printf("session %llu is closed\n", (unsigned long long)id);
     }
-    link_close(&l);
-    return rc;
+    return CLI_FINE;
 }
 
 int cmd_close(struct args *a)
 {
-    struct link l;
-    struct json j = json_start(stdout);
-    uint64_t id;
-    int rc = link_open(&l, a, false);
+    return session_do(a, close_act);
+}
 
-    if (rc != CLI_FINE)
-        return rc;
-    rc = CLI_FAILED;
-    if (session_find(l.c, a->rest[0], &id)) {
-        int err = backcast_close_by_id(l.c, id);
-        if (err < 0) {
-            say_failure(l.c, err, "close");
-        } else {
-            rc = CLI_FINE;
-            if (a->json) {
-                json_open(&j, NULL, '{');
-                json_uint(&j, "closed", id);
-                json_shut(&j, '}');
-            } else {
-                printf("session %llu is closed\n", (unsigned long long)id);
-            }
-        }
+static int save_act(struct args *a, backcast *c, uint64_t id)
+{
+    struct json j = json_start(stdout);
+    int err = backcast_save_by_id(c, id, a->rest[1]);
+    if (err < 0)
+        return call_failed(c, err, "save");
+    if (a->json) {
+        json_open(&j, NULL, '{');
+        json_uint(&j, "session", id);
+        json_text(&j, "saved", a->rest[1]);
+        json_shut(&j, '}');
+    } else {
+        printf("session %llu is saved as %s\n", (unsigned long long)id, a->rest[1]);
     }
-    link_close(&l);
-    return rc;
+    return CLI_FINE;
 }
 
 int cmd_save(struct args *a)
 {
-    struct link l;
-    struct json j = json_start(stdout);
-    uint64_t id;
-    int rc = link_open(&l, a, false);
-
-    if (rc != CLI_FINE)
-        return rc;
-    rc = CLI_FAILED;
-    if (session_find(l.c, a->rest[0], &id)) {
-        int err = backcast_save_by_id(l.c, id, a->rest[1]);
-        if (err < 0) {
-            say_failure(l.c, err, "save");
-        } else {
-            rc = CLI_FINE;
-            if (a->json) {
-                json_open(&j, NULL, '{');
-                json_uint(&j, "session", id);
-                json_text(&j, "saved", a->rest[1]);
-                json_shut(&j, '}');
-            } else {
-                printf("session %llu is saved as %s\n", (unsigned long long)id, a->rest[1]);
-            }
-        }
-    }
-    link_close(&l);
-    return rc;
+    return session_do(a, save_act);
 }
 
 int cmd_restore(struct args *a)
@@ -202,51 +173,35 @@ struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
     return t;
 }
 
+static int fork_act(struct args *a, backcast *c, uint64_t id)
+{
+    backcast_session *s;
+    int err = backcast_fork_by_id(c, id, a->rest[1], &s);
+    if (err < 0)
+        return call_failed(c, err, "fork");
+    return after_print(a, c, backcast_session_id(s), "is made");
+}
+
 int cmd_fork(struct args *a)
 {
-    struct link l;
-    backcast_session *s;
-    uint64_t id;
-    int rc = link_open(&l, a, false);
+    return session_do(a, fork_act);
+}
 
-    if (rc != CLI_FINE)
-        return rc;
-    rc = CLI_FAILED;
-    if (session_find(l.c, a->rest[0], &id)) {
-        int err = backcast_fork_by_id(l.c, id, a->rest[1], &s);
-        if (err < 0)
-            say_failure(l.c, err, "fork");
-        else
-            rc = after_print(a, l.c, backcast_session_id(s), "is made");
-    }
-    link_close(&l);
-    return rc;
+static int scores_act(struct args *a, backcast *c, uint64_t id)
+{
+    struct backcast_score *rows = NULL;
+    char policy[64] = "";
+    size_t n = 0;
+    struct tok *t = session_tok(c, id, policy, sizeof(policy));
+    int err = backcast_scores_by_id(c, id, &rows, &n);
+    if (err == 0)
+        scores_print(a, rows, n, t, policy);
+    tok_close(&t);
+    free(rows);
+    return err < 0 ? call_failed(c, err, "scores") : CLI_FINE;
 }
 
 int cmd_scores(struct args *a)
 {
-    struct link l;
-    struct backcast_score *rows = NULL;
-    char policy[64] = "";
-    size_t n = 0;
-    uint64_t id;
-    int rc = link_open(&l, a, false);
-
-    if (rc != CLI_FINE)
-        return rc;
-    rc = CLI_FAILED;
-    if (session_find(l.c, a->rest[0], &id)) {
-        struct tok *t = session_tok(l.c, id, policy, sizeof(policy));
-        int err = backcast_scores_by_id(l.c, id, &rows, &n);
-        if (err < 0) {
-            say_failure(l.c, err, "scores");
-        } else {
-            scores_print(a, rows, n, t, policy);
-            rc = CLI_FINE;
-        }
-        tok_close(&t);
-        free(rows);
-    }
-    link_close(&l);
-    return rc;
+    return session_do(a, scores_act);
 }

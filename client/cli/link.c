@@ -94,3 +94,16 @@ bool session_find(backcast *c, const char *text, uint64_t *ret)
     say("no session has the name or number '%s' (backcast ls)", text);
     return false;
 }
+
+int session_do(struct args *a, session_act *act)
+{
+    struct link l;
+    uint64_t id;
+    int rc = link_open(&l, a, false);
+
+    if (rc != CLI_FINE)
+        return rc;
+    rc = session_find(l.c, a->rest[0], &id) ? act(a, l.c, id) : CLI_FAILED;
+    link_close(&l);
+    return rc;
+}

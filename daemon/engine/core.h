@@ -550,6 +550,9 @@ void report_push(struct engine *en, struct report *r);
 void report_stream(struct engine *en, struct session *s, struct report *r);
 void report_reply(struct engine *en, const struct command *c, struct report *r);
 void report_error(struct engine *en, const struct command *c, const struct err *e);
+struct report *report_of_tokens(uint64_t first, const int32_t *ids, uint32_t n, const char *text,
+                                size_t len);
+struct report *report_of_progress(const struct request *q);
 void report_tokens(struct engine *en, struct session *s, uint64_t first, const int32_t *ids,
                    uint32_t n, const char *text, size_t len);
 void report_progress(struct engine *en, struct session *s);

@@ -105,8 +105,8 @@ void report_error(struct engine *en, const struct command *c, const struct err *
     report_reply(en, c, r);
 }
 
-void report_tokens(struct engine *en, struct session *s, uint64_t first, const int32_t *ids,
-                   uint32_t n, const char *text, size_t len)
+struct report *report_of_tokens(uint64_t first, const int32_t *ids, uint32_t n, const char *text,
+                                size_t len)
 {
     struct report *r = report_new(REP_TOKENS, n * sizeof *ids + len);
     r->u.tokens.first_stream = first;
@@ -118,15 +118,25 @@ void report_tokens(struct engine *en, struct session *s, uint64_t first, const i
         memcpy(r->u.tokens.ids, ids, n * sizeof *ids);
     if (len > 0)
         memcpy(r->u.tokens.text, text, len);
-    report_stream(en, s, r);
+    return r;
+}
+
+struct report *report_of_progress(const struct request *q)
+{
+    struct report *r = report_new(REP_PROGRESS, 0);
+    r->u.progress.done = q->done > q->lead ? q->done - q->lead : 0;
+    r->u.progress.total = q->n - q->lead;
+    return r;
+}
+
+void report_tokens(struct engine *en, struct session *s, uint64_t first, const int32_t *ids,
+                   uint32_t n, const char *text, size_t len)
+{
+    report_stream(en, s, report_of_tokens(first, ids, n, text, len));
 }
 
 void report_progress(struct engine *en, struct session *s)
 {
-    struct request *q = s->req;
-    struct report *r = report_new(REP_PROGRESS, 0);
-    r->u.progress.done = q->done > q->lead ? q->done - q->lead : 0;
-    r->u.progress.total = q->n - q->lead;
-    q->progress_us = engine_now(en);
-    report_stream(en, s, r);
+    s->req->progress_us = engine_now(en);
+    report_stream(en, s, report_of_progress(s->req));
 }

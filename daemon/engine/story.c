@@ -74,12 +74,10 @@ static void ops_clear(struct story *st)
 
 /* ---- reports ---- */
 
-static struct report *item_add(struct story *st, enum report_type type, size_t extra)
+static void item_add(struct story *st, struct report *r)
 {
-    struct report *r = report_new(type, extra);
     *st->item_tail = r;
     st->item_tail = &r->next;
-    return r;
 }
 
 static void list_free(struct report **list, struct report ***tail)
@@ -92,21 +90,6 @@ static void list_free(struct report **list, struct report ***tail)
     *tail = list;
 }
 
-static void tokens_add(struct story *st, uint64_t first, const int32_t *ids, uint32_t n,
-                       const char *text, size_t len)
-{
-    struct report *r = item_add(st, REP_TOKENS, n * sizeof *ids + len);
-    r->u.tokens.first_stream = first;
-    r->u.tokens.n_ids = n;
-    r->u.tokens.text_len = (uint32_t)len;
-    r->u.tokens.ids = (int32_t *)(r + 1);
-    r->u.tokens.text = (char *)(r->u.tokens.ids + n);
-    if (n > 0)
-        memcpy(r->u.tokens.ids, ids, n * sizeof *ids);
-    if (len > 0)
-        memcpy(r->u.tokens.text, text, len);
-}
-
 /* Numbers of records that were told and cannot be made again: log-probabilities are lost; else it was
  * a reminder of how far the prompt is. */
 static void fill(struct story *st, uint64_t n)
@@ -114,13 +97,9 @@ static void fill(struct story *st, uint64_t n)
     const struct request *q = st->q;
     bool reminders = q != NULL && q->opt.n_logprobs < 0 && !q->opt.prompt_logprobs && n < 64;
     for (uint64_t i = 0; i < (reminders ? n : 1); i++) {
-        struct report *r = report_new(reminders ? REP_PROGRESS : REP_LOST, 0);
-        if (reminders) {
-            r->u.progress.done = q->done > q->lead ? q->done - q->lead : 0;
-            r->u.progress.total = q->n - q->lead;
-        } else {
+        struct report *r = reminders ? report_of_progress(q) : report_new(REP_LOST, 0);
+        if (!reminders)
             r->u.lost.count = n;
-        }
         *st->reports_tail = r;
         st->reports_tail = &r->next;
     }
@@ -294,7 +273,7 @@ static void sampled(struct story *st, int32_t id)
     q->tokens_out++;
     end->tokens_out++;
     q->stop_string = deliver_push(&q->out, id, &text, &len);
-    tokens_add(st, end->stream, &id, 1, text, len);
+    item_add(st, report_of_tokens(end->stream, &id, 1, text, len));
 }
 
 static int on_step(struct story *st, struct bytes_in *in, const struct journal_record *r,
@@ -321,9 +300,7 @@ static int on_step(struct story *st, struct bytes_in *in, const struct journal_r
         st->r->prune_owed = q->done == q->n && q->n > q->lead &&
                             end->params.trigger == EVICT_ON_PREFILL_END &&
                             st->cached > end->params.keep;
-        struct report *p = item_add(st, REP_PROGRESS, 0);
-        p->u.progress.done = q->done > q->lead ? q->done - q->lead : 0;
-        p->u.progress.total = q->n - q->lead;
+        item_add(st, report_of_progress(q));
     }
     st->attempts_here = 0;
     if (id >= 0)
@@ -348,7 +325,8 @@ static int on_evict(struct story *st, struct bytes_in *in, const struct journal_
         return broken(e, r, "an eviction that cannot be");
     if (!blob_add(st, REPLAY_EVICT, bytes, n))
         return err_nomem(e, n);
-    struct report *p = item_add(st, REP_PRUNED, n_ranges * sizeof(struct evict_range));
+    struct report *p = report_new(REP_PRUNED, n_ranges * sizeof(struct evict_range));
+    item_add(st, p);
     p->u.pruned.tokens_before = before;
     p->u.pruned.tokens_after = after;
     p->u.pruned.reason = reason;
@@ -400,9 +378,10 @@ static int on_end(struct story *st, struct bytes_in *in, const struct journal_re
         size_t len;
         deliver_flush(&q->out, &text, &len);
         if (len > 0)
-            tokens_add(st, end->stream + end->has_pending, NULL, 0, text, len);
+            item_add(st, report_of_tokens(end->stream + end->has_pending, NULL, 0, text, len));
     }
-    struct report *p = item_add(st, REP_END, 0);
+    struct report *p = report_new(REP_END, 0);
+    item_add(st, p);
     get_end(in, p);
     p->u.end.dropped_why = end->dropped_why;
     end->dropped_why = 0;

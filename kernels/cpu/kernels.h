@@ -32,6 +32,20 @@ struct act_block {
     int32_t asum_neg_half[2][CPU_ROWS];
 };
 
+/* A row's scale and what follows from it and the sums of its two halves. */
+static inline void act_row_set(struct act_block *t, uint32_t row, float da, const int32_t sum[2],
+                               bool halves)
+{
+    int32_t all = sum[0] + sum[1];
+    t->da[row] = da;
+    t->sa[row] = da * (float)all;
+    t->asum_neg[row] = -all;
+    for (int s = 0; halves && s < 2; s++) {
+        t->sa_half[s][row] = da * (float)sum[s];
+        t->asum_neg_half[s][row] = -sum[s];
+    }
+}
+
 /* How codes lie in a group and what the inner loop does with them. Formats with a minimum have
  * zero point 0, the others have none. */
 enum cpu_form {

@@ -313,17 +313,8 @@ static void quantise_avx2(const float *x, uint32_t n_blocks, struct act_block *b
         __m128i a0 = bytes16(q[0], q[1]), a1 = bytes16(q[2], q[3]);
         _mm_storeu_si128((__m128i *)t->a[row], a0);
         _mm_storeu_si128((__m128i *)(t->a[row] + 16), a1);
-        int sum0 = sum16(a0), sum1 = sum16(a1);
-        float da = zeros ? 0.0f : amax / 127.0f;
-        t->da[row] = da;
-        t->sa[row] = da * (float)(sum0 + sum1);
-        t->asum_neg[row] = -(sum0 + sum1);
-        if (halves) {
-            t->sa_half[0][row] = da * (float)sum0;
-            t->sa_half[1][row] = da * (float)sum1;
-            t->asum_neg_half[0][row] = -sum0;
-            t->asum_neg_half[1][row] = -sum1;
-        }
+        const int32_t sum[2] = {sum16(a0), sum16(a1)};
+        act_row_set(t, row, zeros ? 0.0f : amax / 127.0f, sum, halves);
     }
 }
 

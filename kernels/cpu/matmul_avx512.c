@@ -268,17 +268,8 @@ void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block *blocks
         __m256i s = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm512_castsi512_si256(ones), a);
         s = _mm256_hadd_epi32(s, s);
         s = _mm256_hadd_epi32(s, s);
-        int sum0 = _mm256_extract_epi32(s, 0), sum1 = _mm256_extract_epi32(s, 4);
-        float da = zeros ? 0.0f : amax / 127.0f;
-        t->da[row] = da;
-        t->sa[row] = da * (float)(sum0 + sum1);
-        t->asum_neg[row] = -(sum0 + sum1);
-        if (halves) {
-            t->sa_half[0][row] = da * (float)sum0;
-            t->sa_half[1][row] = da * (float)sum1;
-            t->asum_neg_half[0][row] = -sum0;
-            t->asum_neg_half[1][row] = -sum1;
-        }
+        const int32_t sum[2] = {_mm256_extract_epi32(s, 0), _mm256_extract_epi32(s, 4)};
+        act_row_set(t, row, zeros ? 0.0f : amax / 127.0f, sum, halves);
     }
 }
 

@@ -126,15 +126,10 @@ static void quantise_scalar(const float *x, uint32_t n_blocks, struct act_block 
 {
     for (uint32_t b = 0; b < n_blocks; b++) {
         struct act_block *t = &blocks[b];
+        float da;
         int16_t sum[2];
-        kn_int8_quantise(x + (size_t)b * KN_INT8_BLOCK, KN_INT8_BLOCK, t->a[row], &t->da[row], sum);
-        int32_t all = sum[0] + sum[1];
-        t->sa[row] = t->da[row] * (float)all;
-        t->asum_neg[row] = -all;
-        for (int s = 0; halves && s < 2; s++) {
-            t->sa_half[s][row] = t->da[row] * (float)sum[s];
-            t->asum_neg_half[s][row] = -sum[s];
-        }
+        kn_int8_quantise(x + (size_t)b * KN_INT8_BLOCK, KN_INT8_BLOCK, t->a[row], &da, sum);
+        act_row_set(t, row, da, (const int32_t[2]){sum[0], sum[1]}, halves);
     }
 }
 

@@ -11,9 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "bench.h"
 #include "clock.h"
-#include "gguf.h"
-#include "model.h"
 
 #define BATCH_MAX 64u
 #define STEPS_MAX 256u
@@ -43,36 +42,12 @@ struct bench {
     bool samples;                    /* the backend picks */
 };
 
-static void die(const char *what, const char *why)
-{
-    fprintf(stderr, "bench_decode: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void check(int rc, const struct err *e)
-{
-    if (rc < 0)
-        die(e->field, e->text);
-}
-
 static int usage(void)
 {
     fprintf(stderr,
             "usage: bench_decode MODEL.gguf [--backend NAME] [--threads N] [--batch 1,8,32]\n"
             "       [--context 1024] [--steps 32]\n");
     return 2;
-}
-
-static bool batches_parse(struct options *o, char *list)
-{
-    o->n_batch = 0;
-    for (char *save, *at = strtok_r(list, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
-        unsigned long n = strtoul(at, NULL, 10);
-        if (o->n_batch == SIZES_MAX || n < 1 || n > BATCH_MAX)
-            return false;
-        o->batch[o->n_batch++] = (uint32_t)n;
-    }
-    return o->n_batch > 0;
 }
 
 static bool parse(struct options *o, int argc, char **argv)
@@ -96,19 +71,12 @@ static bool parse(struct options *o, int argc, char **argv)
             o->context = (uint32_t)strtoul(v, NULL, 10);
         else if (strcmp(a, "--steps") == 0)
             o->steps = (uint32_t)strtoul(v, NULL, 10);
-        else if (strcmp(a, "--batch") != 0 || !batches_parse(o, v))
+        else if (strcmp(a, "--batch") != 0 ||
+                 (o->n_batch = list_parse(v, o->batch, SIZES_MAX, 1, BATCH_MAX)) == 0)
             return false;
     }
     return o->model && o->context >= 1 && o->context <= 1u << 20 && o->steps >= 1 &&
            o->steps <= STEPS_MAX;
-}
-
-static void *take(size_t n, size_t size)
-{
-    void *p = calloc(n, size);
-    if (!p)
-        die("memory", "there is not enough");
-    return p;
 }
 
 static void pages_open(struct bench *b)
@@ -116,11 +84,7 @@ static void pages_open(struct bench *b)
     model_kv_shape(b->m, KN_F16, false, &b->kv);
     uint32_t per = (b->rows + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS;
     b->n_pages = per * b->n_seqs;
-    if (b->kn->ops->arena_open(b->kn, b->kv.stride, b->n_pages, &b->kv.base) != KN_OK)
-        die("pages", "no addresses");
-    for (uint32_t p = 0; p < b->n_pages; p++)
-        if (b->kn->ops->arena_commit(b->kn, b->kv.base, b->kv.stride, p) != KN_OK)
-            die("pages", "no memory");
+    pages_make(b->kn, &b->kv, b->n_pages);
     for (uint32_t s = 0; s < b->n_seqs; s++)
         for (uint32_t i = 0; i < b->rows; i++)
             b->slots[s * b->rows + i] = s * per * KN_PAGE_ROWS + i;
@@ -128,19 +92,12 @@ static void pages_open(struct bench *b)
 
 static void bench_open(struct bench *b, const struct options *o)
 {
-    struct gguf *g;
-    struct err e = {0};
-    char why[160] = "";
     *b = (struct bench){.o = o};
     for (uint32_t i = 0; i < o->n_batch; i++)
         b->n_seqs = BC_MAX(b->n_seqs, o->batch[i]);
     b->rows = o->context + (o->steps + 1) * o->n_batch;
-    if (kn_open(&b->kn, &o->kn, why, sizeof why) != KN_OK)
-        die("backend", why);
-    check(gguf_open(&g, o->model, &e), &e);
     struct model_options mo = {.max_rows = CHUNK, .max_out = BATCH_MAX};
-    check(model_open(&b->m, b->kn, g, &mo, NULL, NULL, &e), &e);
-    gguf_close(&g);
+    model_of_file(&b->kn, &b->m, &o->kn, o->model, &mo);
     b->info = model_info(b->m);
     b->slots = take((size_t)b->n_seqs * b->rows, sizeof *b->slots);
     b->ids = take(CHUNK, sizeof *b->ids);
@@ -159,9 +116,7 @@ static void bench_open(struct bench *b, const struct options *o)
 
 static void bench_close(struct bench *b)
 {
-    for (uint32_t p = 0; p < b->n_pages; p++)
-        b->kn->ops->arena_release(b->kn, b->kv.base, b->kv.stride, p);
-    b->kn->ops->arena_close(b->kn, b->kv.base, b->kv.stride, b->n_pages);
+    pages_drop(b->kn, &b->kv, b->n_pages);
     model_close(&b->m);
     kn_close(&b->kn);
     free(b->slots);
@@ -243,12 +198,6 @@ static void step(struct bench *b, uint32_t n, uint32_t depth)
         b->token[s] = largest(b->logits + (size_t)s * b->info->n_vocab, b->info->n_vocab);
 }
 
-static int by_size(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* The first two steps make a graph where there are graphs, so they do not count. */
 static void batch_run(struct bench *b, uint32_t n, uint32_t first)
 {
@@ -259,8 +208,7 @@ static void batch_run(struct bench *b, uint32_t n, uint32_t first)
         us[i] = clock_us() - start;
     }
     uint32_t skip = b->o->steps > 4 ? 2 : 0, count = b->o->steps - skip;
-    qsort(us + skip, count, sizeof *us, by_size);
-    double ms = (double)us[skip + count / 2] * 1e-3;
+    double ms = (double)median(us + skip, count) * 1e-3;
     printf("%s,%s,%s,%u,%u,%u,%.3f,%.1f,%.1f\n", b->kn->name, b->kn->isa, b->info->name, n, first,
            count, ms, n * 1e3 / ms, (double)b->info->bytes_weights / ms * 1e-6);
     fflush(stdout);

@@ -11,9 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "bench.h"
 #include "clock.h"
-#include "gguf.h"
-#include "model.h"
 
 #define SIZES_MAX 16
 #define REPS_MAX 50u
@@ -41,35 +40,11 @@ struct bench {
     float *logits, *score;           /* [n_vocab], [max] */
 };
 
-static void die(const char *what, const char *why)
-{
-    fprintf(stderr, "bench_refresh: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void check(int rc, const struct err *e)
-{
-    if (rc < 0)
-        die(e->field, e->text);
-}
-
 static int usage(void)
 {
     fprintf(stderr, "usage: bench_refresh MODEL.gguf [--threads N] [--backend NAME] [--isa NAME]\n"
                     "       [--kv-type TYPE] [--n 256,512,...] [--reps N] [--block N]\n");
     return 2;
-}
-
-static bool sizes_parse(struct options *o, char *list)
-{
-    o->n_sizes = 0;
-    for (char *save, *at = strtok_r(list, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
-        unsigned long n = strtoul(at, NULL, 10);
-        if (o->n_sizes == SIZES_MAX || n < 16 || n > 1u << 20)
-            return false;
-        o->n[o->n_sizes++] = (uint32_t)n;
-    }
-    return o->n_sizes > 0;
 }
 
 static bool parse(struct options *o, int argc, char **argv)
@@ -100,7 +75,8 @@ static bool parse(struct options *o, int argc, char **argv)
                 o->reps = (uint32_t)strtoul(v, NULL, 10);
             else if (strcmp(a, "--block") == 0)
                 o->block = (uint32_t)strtoul(v, NULL, 10);
-            else if (strcmp(a, "--n") != 0 || !sizes_parse(o, v))
+            else if (strcmp(a, "--n") != 0 ||
+                     (o->n_sizes = list_parse(v, o->n, SIZES_MAX, 16, 1u << 20)) == 0)
                 return false;
         }
     }
@@ -108,14 +84,6 @@ static bool parse(struct options *o, int argc, char **argv)
 }
 
 /* ---- the sequence ---- */
-
-static void *take(size_t n, size_t size)
-{
-    void *p = calloc(n, size);
-    if (!p)
-        die("memory", "there is not enough");
-    return p;
-}
 
 static void pages_open(struct bench *b)
 {
@@ -125,27 +93,16 @@ static void pages_open(struct bench *b)
         die(b->o->kv_type, why);
     model_kv_shape(b->m, type->type, true, &b->kv);
     b->n_pages = b->max / KN_PAGE_ROWS + 1;
-    if (b->kn->ops->arena_open(b->kn, b->kv.stride, b->n_pages, &b->kv.base) != KN_OK)
-        die("pages", "no addresses");
-    for (uint32_t p = 0; p < b->n_pages; p++)
-        if (b->kn->ops->arena_commit(b->kn, b->kv.base, b->kv.stride, p) != KN_OK)
-            die("pages", "no memory");
+    pages_make(b->kn, &b->kv, b->n_pages);
 }
 
 static void bench_open(struct bench *b, const struct options *o)
 {
-    struct gguf *g;
-    struct err e = {0};
-    char why[160] = "";
     *b = (struct bench){.o = o};
     for (uint32_t i = 0; i < o->n_sizes; i++)
         b->max = BC_MAX(b->max, o->n[i] + 1);
-    if (kn_open(&b->kn, &o->kn, why, sizeof why) != KN_OK)
-        die("backend", why);
-    check(gguf_open(&g, o->model, &e), &e);
     struct model_options mo = {.max_rows = o->block, .max_out = 1};
-    check(model_open(&b->m, b->kn, g, &mo, NULL, NULL, &e), &e);
-    gguf_close(&g);
+    model_of_file(&b->kn, &b->m, &o->kn, o->model, &mo);
     b->info = model_info(b->m);
     pages_open(b);
     b->ids = take(b->max, sizeof *b->ids);
@@ -167,9 +124,7 @@ static void bench_open(struct bench *b, const struct options *o)
 
 static void bench_close(struct bench *b)
 {
-    for (uint32_t p = 0; p < b->n_pages; p++)
-        b->kn->ops->arena_release(b->kn, b->kv.base, b->kv.stride, p);
-    b->kn->ops->arena_close(b->kn, b->kv.base, b->kv.stride, b->n_pages);
+    pages_drop(b->kn, &b->kv, b->n_pages);
     model_close(&b->m);
     kn_close(&b->kn);
     free(b->ids);
@@ -225,12 +180,6 @@ static void refresh(struct bench *b, uint32_t n, bool fast, bool logprob)
     check(model_score_rows(b->m, &job, 0, n, b->score, &e), &e);
 }
 
-static int by_size(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 enum work { PREFILL = -2, DECODE = -1 }; /* else: bit 0 fast, bit 1 logprob */
 
 /* Milliseconds: the median of the repetitions; the first one of each is for the caches. */
@@ -250,9 +199,8 @@ static double measure(struct bench *b, uint32_t n, int work, uint32_t *ret_reps)
         sum += us[i];
         i += !warm || us[i] > LONG_US / 4;
     }
-    qsort(us, i, sizeof *us, by_size);
     *ret_reps = i;
-    return (double)us[i / 2] * 1e-3;
+    return (double)median(us, i) * 1e-3;
 }
 
 static void size_run(struct bench *b, uint32_t n)

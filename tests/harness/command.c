@@ -112,6 +112,44 @@ void prog_free(struct prog_result *r)
     r->out = r->err = NULL;
 }
 
+struct prog_result backcast_run(const char *const *args, const char *const *env, const char *input)
+{
+    const char *argv[24] = {TEST_BIN "/backcast"};
+    size_t n = 0;
+    while (args[n] != NULL) {
+        assert_true(n + 2 < sizeof argv / sizeof argv[0]);
+        argv[n + 1] = args[n];
+        n++;
+    }
+    return prog_run(argv, env, input);
+}
+
+void prog_check(const char *what, struct prog_result *r, int code, const char *out, const char *err)
+{
+    if (r->exit_code != code || (out != NULL && strstr(r->out, out) == NULL) ||
+        (err != NULL && strstr(r->err, err) == NULL))
+        fail_msg("%s: exit %d, not %d\n--- out\n%s\n--- err\n%s", what, r->exit_code, code, r->out,
+                 r->err);
+    prog_free(r);
+}
+
+void home_make(struct test_home *h)
+{
+    static const char *const names[5] = {"HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME",
+                                         "XDG_STATE_HOME", "TMPDIR"};
+    folder_root(h->dir, "home");
+    for (int i = 0; i < 5; i++) {
+        snprintf(h->vars[i], sizeof h->vars[i], "%s=%s", names[i], h->dir);
+        h->env[i] = h->vars[i];
+    }
+    h->env[5] = NULL;
+}
+
+void home_drop(struct test_home *h)
+{
+    folder_drop(h->dir);
+}
+
 bool prog_says(int fd, const char *text)
 {
     uint64_t end = now_ms() + 20000;

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
+#include "folders_test.h"
 
 struct prog_result {
     int exit_code;   /* 128 + signal if it was killed by one */
@@ -19,6 +20,20 @@ struct prog_result {
  * standard input, NULL: /dev/null. A program that does not end within four minutes is killed. */
 struct prog_result prog_run(const char *const *argv, const char *const *env, const char *input);
 void prog_free(struct prog_result *r);
+/* build/bin/backcast with these arguments (NULL-terminated, 22 at most). */
+struct prog_result backcast_run(const char *const *args, const char *const *env, const char *input);
+/* Fails the test unless it ended with `code` and printed these (NULL: anything); frees the result. */
+void prog_check(const char *what, struct prog_result *r, int code, const char *out,
+                const char *err);
+
+/* A home of its own: no daemon, no model, no history of whoever runs the test. */
+struct test_home {
+    char dir[FOLDER_PATH];
+    const char *env[6]; /* for prog_run: HOME, TMPDIR and the XDG folders are dir */
+    char vars[5][FOLDER_PATH + 32];
+};
+void home_make(struct test_home *h);
+void home_drop(struct test_home *h);
 
 /* The same in the background: output goes to two files in /tmp that prog_wait reads and removes. */
 struct prog_child {

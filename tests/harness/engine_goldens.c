@@ -8,29 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "engine_goldens.h"
-
-/* What the goldens' names mean; budget and the like stand in the file. */
-static const struct form {
-    const char *suffix, *policy, *score;
-    uint32_t span, min_gap;
-    float quantile; /* < 0: 0 */
-} forms[] = {
-    {"sliding_window", "sliding_window", "logit", 1, 0, 0.25f},
-    {"key_similarity", "key_similarity", "logit", 1, 0, 0.25f},
-    {"h2o", "h2o", "logit", 1, 0, 0.25f},
-    {"tova", "tova", "logit", 1, 0, 0.25f},
-    {"counter_causal", "counter_causal", "logit", 1, 0, 0.25f},
-    {"counter_causal_fast", "counter_causal_fast", "logit", 1, 0, 0.25f},
-    {"counter_causal_logprob", "counter_causal", "logprob", 1, 0, 0.25f},
-    {"counter_causal_fast_logprob", "counter_causal_fast", "logprob", 1, 0, 0.25f},
-    {"counter_causal_span5", "counter_causal", "logprob", 5, 0, 0.25f},
-    {"counter_causal_fast_span5", "counter_causal_fast", "logit", 5, 0, 0.25f},
-    {"counter_causal_gap4", "counter_causal", "logit", 1, 4, 0.25f},
-    {"counter_causal_fast_gap4", "counter_causal_fast", "logit", 1, 4, 0.25f},
-    {"counter_causal_logprob_gap4_span15", "counter_causal", "logprob", 15, 4, 0.25f},
-    {"counter_causal_fast_gap4_span15_min", "counter_causal_fast", "logit", 15, 4, -1},
-    {"counter_causal_fast_span15", "counter_causal_fast", "logit", 15, 0, 0.25f},
-};
+#include "golden_forms.h"
 
 static const int32_t *tensor(const struct gguf *g, const char *name, uint32_t *ret_n)
 {
@@ -56,15 +34,6 @@ static uint32_t number(const char *text, size_t len, const char *name)
     return at != NULL ? (uint32_t)strtoul(at, NULL, 10) : 0;
 }
 
-static const struct form *form_find(const char *name)
-{
-    for (size_t i = 0; i < ARRAY_LEN(forms); i++)
-        if (strcmp(strchr(name, '.') + 1, forms[i].suffix) == 0)
-            return &forms[i];
-    fail_msg("no form named %s", name);
-    return NULL;
-}
-
 static void case_texts(struct goldens *g, struct golden_case *c)
 {
     char prompt[64];
@@ -75,7 +44,7 @@ static void case_texts(struct goldens *g, struct golden_case *c)
 
 static void case_read(struct goldens *g, const char *name, const char *text, size_t len)
 {
-    const struct form *f = form_find(name);
+    const struct golden_form *f = golden_form_of(name);
     const char *trigger = field(text, len, "trigger");
     bool end = trigger != NULL && strncmp(trigger, "\"prefill_end\"", 13) == 0;
     assert_true(g->n < GOLDEN_CASES_MAX);
@@ -85,7 +54,7 @@ static void case_read(struct goldens *g, const char *name, const char *text, siz
         .policy = f->policy,
         .score = f->score,
         .span = f->span,
-        .span_quantile = f->quantile,
+        .span_quantile = f->quantile > 0 ? f->quantile : -1,
         .min_gap = f->min_gap,
         .budget_tokens = number(text, len, "budget"),
         .keep = number(text, len, "keep"),

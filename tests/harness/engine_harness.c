@@ -14,6 +14,25 @@
 #include "engine_harness.h"
 #include "records.h"
 
+const struct eh_ask eh_policies[EH_POLICIES] = {
+    {.policy = "counter_causal_fast", .budget_tokens = 100},
+    {.policy = "counter_causal", .budget_tokens = 64, .kv_type = "f32", .score = "logprob"},
+    {.policy = "sliding_window", .budget_tokens = 48, .frozen = 4},
+    {.policy = "h2o", .budget_tokens = 90, .kv_type = "bf16"},
+    {.policy = "tova", .budget_tokens = 70},
+    {.policy = "key_similarity", .budget_tokens = 80},
+    {.policy = "knorm", .budget_tokens = 75},
+    {.policy = "keydiff", .budget_tokens = 130, .keep = 65},
+    {.policy = "random", .budget_tokens = 66, .seed = 11},
+    {.policy = "none"},
+    {.model = TEST_VECTORS "/tiny-qwen3.gguf",
+     .policy = "counter_causal_fast",
+     .budget_tokens = 80,
+     .kv_type = "q8_0"},
+    {.policy = "counter_causal_fast", .trigger = "prefill_end", .keep = 60, .budget_tokens = 500},
+    {.policy = "counter_causal_fast", .budget_tokens = 120, .kv_type = "f32"},
+};
+
 #ifndef TEST_VECTORS
 #error "TEST_VECTORS: the folder of the models"
 #endif

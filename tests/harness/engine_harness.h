@@ -89,6 +89,10 @@ struct eh_ask {
     uint32_t weight;
     bool recent_zero, durable;
 };
+/* A session of every policy, and what else decides what a cache is made of: number type, hidden rows, trigger, another
+ * family. */
+#define EH_POLICIES 13u
+extern const struct eh_ask eh_policies[EH_POLICIES];
 uint32_t eh_post(struct eh *h, struct command *c); /* fills request_id and returns it */
 struct command *eh_command(struct eh *h, enum command_type type, uint64_t session);
 uint32_t eh_post_open(struct eh *h, const struct eh_ask *a);

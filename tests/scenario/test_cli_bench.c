@@ -13,8 +13,8 @@
 
 #define COMMAND TEST_BIN "/backcast"
 
-static char home[64], model[80];
-static const char *env[8];
+static struct test_home home;
+static char model[FOLDER_PATH + 16];
 
 static const char *const keys[] = {"prefill_512_tps",
                                    "prefill_2048_tps",
@@ -35,15 +35,8 @@ static const char *const keys[] = {"prefill_512_tps",
 static int start(void **state)
 {
     (void)state;
-    static char vars[3][160];
-    static const char *const names[3] = {"HOME", "XDG_RUNTIME_DIR", "TMPDIR"};
-    snprintf(home, sizeof(home), "/tmp/bc-bench-XXXXXX");
-    assert_non_null(mkdtemp(home));
-    for (int i = 0; i < 3; i++) {
-        snprintf(vars[i], sizeof(vars[i]), "%s=%s", names[i], home);
-        env[i] = vars[i];
-    }
-    snprintf(model, sizeof(model), "%s/model.gguf", home);
+    home_make(&home);
+    snprintf(model, sizeof(model), "%s/model.gguf", home.dir);
     dh_long_model(model);
     return 0;
 }
@@ -51,15 +44,14 @@ static int start(void **state)
 static int stop(void **state)
 {
     (void)state;
-    char command[128];
-    snprintf(command, sizeof(command), "rm -rf '%s'", home);
-    return system(command);
+    home_drop(&home);
+    return 0;
 }
 
 static struct prog_result bench(const char *a, const char *b, const char *c)
 {
     const char *argv[] = {COMMAND, "bench", "-m", model, "--threads", "1", "-q", a, b, c, NULL};
-    return prog_run(argv, env, NULL);
+    return prog_run(argv, home.env, NULL);
 }
 
 static void must(struct prog_result *r, int code, const char *err)
@@ -129,7 +121,7 @@ static void what_cannot_be_measured_is_refused(void **state)
     must(&r, 2, "--only: no figure has 'prefil_'");
     prog_free(&r);
     const char *argv[] = {COMMAND, "bench", "-m", TEST_VECTORS "/tiny-llama.gguf", NULL};
-    r = prog_run(argv, env, NULL);
+    r = prog_run(argv, home.env, NULL);
     must(&r, 1, "tokens at most; the figures need 2304");
     prog_free(&r);
 }

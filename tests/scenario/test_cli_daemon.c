@@ -19,22 +19,13 @@
 #define MODEL TEST_VECTORS "/tiny-llama.gguf"
 
 static struct dh *d;
-static char home[64], socket_opt[80];
-static const char *env[8];
+static struct test_home home;
+static char socket_opt[80];
 
-/* A home of its own: no daemon, no model, no history of whoever runs the test. */
 static int start(void **state)
 {
     (void)state;
-    static char vars[5][160];
-    static const char *const names[5] = {"HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME",
-                                         "XDG_STATE_HOME", "TMPDIR"};
-    snprintf(home, sizeof(home), "/tmp/bc-cli-XXXXXX");
-    assert_non_null(mkdtemp(home));
-    for (int i = 0; i < 5; i++) {
-        snprintf(vars[i], sizeof(vars[i]), "%s=%s", names[i], home);
-        env[i] = vars[i];
-    }
+    home_make(&home);
     const char *args[] = {"--threads=1", NULL};
     d = dh_start_long(args);
     snprintf(socket_opt, sizeof(socket_opt), "--socket=%s", d->socket);
@@ -44,36 +35,16 @@ static int start(void **state)
 static int stop(void **state)
 {
     (void)state;
-    char command[128];
     dh_stop(&d);
-    snprintf(command, sizeof(command), "rm -rf '%s'", home);
-    return system(command);
+    home_drop(&home);
+    return 0;
 }
 
-static struct prog_result run(const char *input, ...)
-{
-    const char *argv[24] = {COMMAND};
-    va_list ap;
-    va_start(ap, input);
-    for (int n = 1; n < 23 && (argv[n] = va_arg(ap, const char *)) != NULL; n++)
-        ;
-    va_end(ap);
-    return prog_run(argv, env, input);
-}
-#define RUN(input, ...) run(input, __VA_ARGS__, NULL)
-
-static void check(const char *what, struct prog_result *r, int code, const char *out,
-                  const char *err)
-{
-    if (r->exit_code != code || (out != NULL && strstr(r->out, out) == NULL) ||
-        (err != NULL && strstr(r->err, err) == NULL))
-        fail_msg("%s: exit %d\n--- out\n%s\n--- err\n%s", what, r->exit_code, r->out, r->err);
-    prog_free(r);
-}
+#define RUN(input, ...) backcast_run((const char *const[]){__VA_ARGS__, NULL}, home.env, input)
 #define CHECK(code, out, err, ...)                                                                 \
     do {                                                                                           \
         struct prog_result r_ = RUN(NULL, __VA_ARGS__);                                            \
-        check(#__VA_ARGS__, &r_, code, out, err);                                                  \
+        prog_check(#__VA_ARGS__, &r_, code, out, err);                                             \
     } while (0)
 #define CHECK_JSON(...)                                                                            \
     do {                                                                                           \
@@ -86,8 +57,8 @@ static void check(const char *what, struct prog_result *r, int code, const char 
 static void usage_is_2_and_failure_is_1(void **state)
 {
     (void)state;
-    struct prog_result r = prog_run((const char *[]){COMMAND, NULL}, env, NULL);
-    check("no command", &r, 2, NULL, "usage");
+    struct prog_result r = prog_run((const char *[]){COMMAND, NULL}, home.env, NULL);
+    prog_check("no command", &r, 2, NULL, "usage");
     CHECK(2, NULL, "no command 'fly'", "fly");
     CHECK(2, NULL, "no option --fly", "ls", "--fly");
     CHECK(2, NULL, "an argument is missing", "budget", "1");
@@ -122,8 +93,8 @@ static void what_cannot_be_written_is_said(void **state)
                                            "\"$0\" run --json -N 3 \"$2\" tide > /dev/full"};
     for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++) {
         const char *argv[] = {"/bin/sh", "-c", commands[i], COMMAND, MODEL, socket_opt, NULL};
-        struct prog_result r = prog_run(argv, env, NULL);
-        check(commands[i], &r, 1, NULL, "could not be written");
+        struct prog_result r = prog_run(argv, home.env, NULL);
+        prog_check(commands[i], &r, 1, NULL, "could not be written");
     }
 }
 
@@ -193,7 +164,7 @@ static void listings_and_calls_by_name(void **state)
     assert_non_null(strstr(r.err, "there is no /nonsense"));
     assert_non_null(strstr(r.err, "/forgotten"));
     assert_non_null(strstr(r.err, "tokens are forgotten"));
-    check("chat", &r, 0, "of 64 tokens cached", "budget 90 tokens");
+    prog_check("chat", &r, 0, "of 64 tokens cached", "budget 90 tokens");
     CHECK(0, "work", NULL, "ls", socket_opt);
     CHECK(0, "counter_causal_fast", NULL, "stat", socket_opt, "work");
     CHECK(0, "weights", NULL, "stat", socket_opt);
@@ -218,7 +189,7 @@ static void listings_and_calls_by_name(void **state)
     CHECK(1, NULL, "77777", "prune", socket_opt, "77777");
     r = RUN("mill\n", "chat", socket_opt, "--raw", "--name", "work", "-N",
             "3"); /* taken up again */
-    check("chat again", &r, 0, NULL, "going on with work");
+    prog_check("chat again", &r, 0, NULL, "going on with work");
     CHECK(0, "is closed", NULL, "close", socket_opt, "work");
     CHECK(1, NULL, "work", "close", socket_opt, "work");
     CHECK(0, "ID", NULL, "ls", socket_opt);
@@ -227,7 +198,7 @@ static void listings_and_calls_by_name(void **state)
 static void run_gives_text_and_events(void **state)
 {
     (void)state;
-    char path[100];
+    char path[FOLDER_PATH + 8];
     struct prog_result r, s;
 
     CHECK_JSON("run", "--json", socket_opt, "--raw", "--budget", "48t", "-N", "80", "--n-logprobs",
@@ -238,7 +209,7 @@ static void run_gives_text_and_events(void **state)
     s = RUN(NULL, "run", "-q", socket_opt, "--raw", "-N", "20", "--ignore-end", "the", "tide");
     assert_string_equal(r.out, s.out);
     prog_free(&s);
-    snprintf(path, sizeof(path), "%s/text", home);
+    snprintf(path, sizeof(path), "%s/text", home.dir);
     FILE *f = fopen(path, "w");
     fputs("the tide", f);
     fclose(f);
@@ -263,14 +234,14 @@ static bool process_gone(void *pid)
 static bool private_dir(pid_t command, char *buf, size_t len)
 {
     char prefix[40];
-    DIR *dir = opendir(home);
+    DIR *dir = opendir(home.dir);
     struct dirent *e;
     bool found = false;
 
     snprintf(prefix, sizeof(prefix), "backcast-%d-", (int)command);
     while (!found && (e = readdir(dir)) != NULL)
         if (strncmp(e->d_name, prefix, strlen(prefix)) == 0)
-            found = snprintf(buf, len, "%s/%s", home, e->d_name) < (int)len;
+            found = snprintf(buf, len, "%s/%s", home.dir, e->d_name) < (int)len;
     closedir(dir);
     return found;
 }
@@ -305,13 +276,13 @@ static void private_daemon_answers_like_the_other(void **state)
     prog_free(&r);
     prog_free(&s);
     r = RUN("hello\n", "chat", "-m", MODEL, "--raw", "-N", "5", "--threads", "1");
-    check("chat", &r, 0, NULL, "starting a private one");
+    prog_check("chat", &r, 0, NULL, "starting a private one");
     CHECK(1, NULL, "backcastd did not start", "run", "-m", MODEL, "--threads", "lots", "hello");
 
     const char *argv[] = {COMMAND,    "run",  "-m",           MODEL,       "--raw",
                           "-N",       "1000", "--ignore-end", "--threads", "1",
                           "--budget", "64t",  "the tide",     NULL};
-    struct prog_child c = prog_start(argv, env, NULL);
+    struct prog_child c = prog_start(argv, home.env, NULL);
     assert_true(prog_says(c.err, "forgot"));
     assert_true(private_dir(c.pid, dir, sizeof(dir)));
     assert_int_equal(stat(dir, &st), 0);
@@ -330,7 +301,7 @@ static struct prog_child long_run(void)
     const char *argv[] = {COMMAND,    "run",     "-m",           model,       "--raw",
                           "-N",       "1000000", "--ignore-end", "--threads", "1",
                           "--budget", "64t",     "the tide",     NULL};
-    struct prog_child c = prog_start(argv, env, NULL);
+    struct prog_child c = prog_start(argv, home.env, NULL);
     assert_true(prog_says(c.err, "forgot"));
     return c;
 }

@@ -20,23 +20,16 @@
 #define MODEL TEST_VECTORS "/tiny-llama.gguf"
 
 static struct dh *d;
-static char home[FOLDER_PATH], socket_opt[80], state_opt[FOLDER_PATH + 32];
+static struct test_home home;
+static char socket_opt[80], state_opt[FOLDER_PATH + 32];
 static const char *const args[] = {state_opt, NULL};
-static const char *env[8];
 
 static int start(void **state)
 {
     (void)state;
-    static char vars[5][FOLDER_PATH + 32];
-    static const char *const names[5] = {"HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME",
-                                         "XDG_STATE_HOME", "TMPDIR"};
-    folder_root(home, "cli");
-    for (int i = 0; i < 5; i++) {
-        snprintf(vars[i], sizeof(vars[i]), "%s=%s", names[i], home);
-        env[i] = vars[i];
-    }
-    setenv("XDG_DATA_HOME", home, 1); /* the daemon's models folder, too */
-    snprintf(state_opt, sizeof(state_opt), "--state-dir=%s/state", home);
+    home_make(&home);
+    setenv("XDG_DATA_HOME", home.dir, 1); /* the daemon's models folder, too */
+    snprintf(state_opt, sizeof(state_opt), "--state-dir=%s/state", home.dir);
     d = dh_start_long(args);
     snprintf(socket_opt, sizeof(socket_opt), "--socket=%s", d->socket);
     return 0;
@@ -46,34 +39,15 @@ static int stop(void **state)
 {
     (void)state;
     dh_stop(&d);
-    folder_drop(home);
+    home_drop(&home);
     return 0;
 }
 
-static struct prog_result run(const char *input, ...)
-{
-    const char *argv[24] = {COMMAND};
-    va_list ap;
-    va_start(ap, input);
-    for (int n = 1; n < 23 && (argv[n] = va_arg(ap, const char *)) != NULL; n++)
-        ;
-    va_end(ap);
-    return prog_run(argv, env, input);
-}
-#define RUN(input, ...) run(input, __VA_ARGS__, NULL)
-
-static void check(const char *what, struct prog_result *r, int code, const char *out,
-                  const char *err)
-{
-    if (r->exit_code != code || (out != NULL && strstr(r->out, out) == NULL) ||
-        (err != NULL && strstr(r->err, err) == NULL))
-        fail_msg("%s: exit %d\n--- out\n%s\n--- err\n%s", what, r->exit_code, r->out, r->err);
-    prog_free(r);
-}
+#define RUN(input, ...) backcast_run((const char *const[]){__VA_ARGS__, NULL}, home.env, input)
 #define CHECK(code, out, err, ...)                                                                 \
     do {                                                                                           \
         struct prog_result r_ = RUN(NULL, __VA_ARGS__);                                            \
-        check(#__VA_ARGS__, &r_, code, out, err);                                                  \
+        prog_check(#__VA_ARGS__, &r_, code, out, err);                                             \
     } while (0)
 
 /* Two answers of one session: the second command prints the second alone, as a session that was
@@ -150,7 +124,7 @@ static void chat_is_json_on_every_line(void **state)
     prog_free(&r);
     r = RUN("/prune\n/prune x\n", "chat", socket_opt, "--raw", "--name", "lines");
     assert_non_null(strstr(r.err, "not a number"));
-    check("chat", &r, 0, NULL, "nothing to prune");
+    prog_check("chat", &r, 0, NULL, "nothing to prune");
     CHECK(2, NULL, "no option -f", "chat", socket_opt, "-f", MODEL);
 }
 
@@ -180,7 +154,7 @@ static void streams_in_one_place_do_not_mix(void **state)
     char line[600];
     snprintf(line, sizeof(line), "%s run %s --raw -N 200 --ignore-end -b 64t oak 2>&1", COMMAND,
              socket_opt);
-    struct prog_result r = prog_run((const char *[]){"/bin/sh", "-c", line, NULL}, env, NULL);
+    struct prog_result r = prog_run((const char *[]){"/bin/sh", "-c", line, NULL}, home.env, NULL);
     assert_int_equal(r.exit_code, 0);
     assert_non_null(strstr(r.out, "\nforgot "));
     assert_non_null(strstr(r.out, "\nlength: "));
@@ -200,7 +174,7 @@ static void mistakes_come_before_the_private_daemon(void **state)
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
         struct prog_result r = RUN(NULL, "run", "-m", MODEL, bad[i][0], bad[i][1], "hello");
         assert_null(strstr(r.err, "starting"));
-        check(bad[i][0], &r, 2, NULL, bad[i][2]);
+        prog_check(bad[i][0], &r, 2, NULL, bad[i][2]);
     }
     CHECK(2, NULL, "prompt is empty", "run", "-m", MODEL, "");
     CHECK(2, NULL, "prompt is empty", "run", "-m", MODEL);
@@ -261,7 +235,7 @@ static void chat_goes_on_over_a_kill(void **state)
     snprintf(model, sizeof(model), "%s/model.gguf", d->dir);
     const char *argv[] = {COMMAND,  "chat", socket_opt, "--durable",    "--name", "over", "--raw",
                           "--json", "-N",   "20000",    "--ignore-end", "-b",     "128t", NULL};
-    struct prog_child c = prog_start(argv, env, "oak\n");
+    struct prog_child c = prog_start(argv, home.env, "oak\n");
     assert_true(prog_says(c.out, "\"event\":\"pruned\""));
     assert_int_equal(kill(d->pid, SIGKILL), 0);
     dh_wait(d, 5000);

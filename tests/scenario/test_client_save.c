@@ -16,23 +16,21 @@
 
 #define COMMAND TEST_BIN "/backcast"
 
-static char state_dir[64], state_arg[96];
+static char state_dir[FOLDER_PATH], state_arg[FOLDER_PATH + 16];
 
-static int folder_make(void **state)
+static int setup(void **state)
 {
     (void)state;
-    snprintf(state_dir, sizeof(state_dir), "/tmp/backcast-state-XXXXXX");
-    assert_non_null(mkdtemp(state_dir));
+    folder_root(state_dir, "state");
     snprintf(state_arg, sizeof(state_arg), "--state-dir=%s", state_dir);
     return 0;
 }
 
-static int folder_drop(void **state)
+static int teardown(void **state)
 {
-    char command[128];
     (void)state;
-    snprintf(command, sizeof(command), "rm -rf '%s'", state_dir);
-    return system(command);
+    folder_drop(state_dir);
+    return 0;
 }
 
 static struct dh *daemon_start(void)
@@ -197,7 +195,7 @@ static void the_command_saves_and_restores(void **state)
     o.name = "talk";
     assert_int_equal(backcast_session_open(c, &o, &s), 0);
     ask(c, s, first, &a);
-    char file[160];
+    char file[FOLDER_PATH + 64];
     struct stat st;
     const char *save[] = {COMMAND, "save", "--socket", d->socket, "talk", "monday", NULL};
     const char *bad[] = {COMMAND, "save", "--socket", d->socket, "talk", "a/b", NULL};
@@ -245,7 +243,7 @@ static void saved_files_are_listed_and_go(void **state)
     struct backcast_saved *list = NULL;
     struct answer a = {0};
     size_t n = 0;
-    char path[200], name[16];
+    char path[FOLDER_PATH + 64], name[16];
 
     assert_int_equal(backcast_session_open(c, NULL, &s), 0);
     ask(c, s, "oak", &a);
@@ -384,5 +382,5 @@ int main(void)
         cmocka_unit_test(without_a_state_folder_it_says_so),
         cmocka_unit_test(idle_sessions_leave_and_come_back),
     };
-    return cmocka_run_group_tests(tests, folder_make, folder_drop);
+    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -19,24 +19,6 @@
 #define NEW 40
 #define STREAM_MAX 2000
 
-static const struct eh_ask asks[] = {
-    {.policy = "counter_causal_fast", .budget_tokens = 100},
-    {.policy = "counter_causal", .budget_tokens = 64, .kv_type = "f32", .score = "logprob"},
-    {.policy = "sliding_window", .budget_tokens = 48, .frozen = 4},
-    {.policy = "h2o", .budget_tokens = 90, .kv_type = "bf16"},
-    {.policy = "tova", .budget_tokens = 70},
-    {.policy = "key_similarity", .budget_tokens = 80},
-    {.policy = "knorm", .budget_tokens = 75},
-    {.policy = "keydiff", .budget_tokens = 130, .keep = 65},
-    {.policy = "random", .budget_tokens = 66, .seed = 11},
-    {.policy = "none"},
-    {.model = TEST_VECTORS "/tiny-qwen3.gguf",
-     .policy = "counter_causal_fast",
-     .budget_tokens = 80,
-     .kv_type = "q8_0"},
-    {.policy = "counter_causal_fast", .trigger = "prefill_end", .keep = 60, .budget_tokens = 500},
-};
-
 static int32_t prompt[2000];
 static char root[FOLDER_PATH];
 
@@ -209,14 +191,14 @@ static void killed_at_many_steps(const struct eh_ask *a, uint32_t every, uint32_
 static void every_policy_is_rebuilt_as_it_was(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(asks); i++)
-        killed_at_many_steps(&asks[i], 17, (uint32_t)i * 5);
+    for (size_t i = 0; i < EH_POLICIES; i++)
+        killed_at_many_steps(&eh_policies[i], 17, (uint32_t)i * 5);
 }
 
 static void killed_at_every_step(void **state)
 {
     (void)state;
-    killed_at_many_steps(&asks[0], 1, 0);
+    killed_at_many_steps(&eh_policies[0], 1, 0);
 }
 
 /* ---- snapshots ---- */
@@ -282,12 +264,12 @@ static void a_snapshot_shortens_the_way(void **state)
 {
     (void)state;
     char dir[FOLDER_PATH];
-    for (size_t i = 0; i < ARRAY_LEN(asks); i += 2) {
+    for (size_t i = 0; i < EH_POLICIES; i += 2) {
         struct truth t;
-        truth_make(&t, &asks[i]);
-        snapshot_make(dir, &asks[i], 0);
+        truth_make(&t, &eh_policies[i]);
+        snapshot_make(dir, &eh_policies[i], 0);
         rest_is_true(&t, dir, 1, 0, 0); /* nothing: it comes when it is called */
-        snapshot_make(dir, &asks[i], 25);
+        snapshot_make(dir, &eh_policies[i], 25);
         rest_is_true(&t, dir, 2, 10, 40); /* what came after it */
     }
 }
@@ -298,9 +280,9 @@ static void a_damaged_snapshot_is_not_used(void **state)
     char dir[FOLDER_PATH], path[FOLDER_PATH + 64];
     struct truth t;
     size_t n;
-    truth_make(&t, &asks[3]);
+    truth_make(&t, &eh_policies[3]);
     for (int what = 0; what < 6; what++) {
-        snapshot_make(dir, &asks[3], what % 2 == 0 ? 0 : 20);
+        snapshot_make(dir, &eh_policies[3], what % 2 == 0 ? 0 : 20);
         file_of(path, dir, "snapshot");
         uint8_t *bytes = file_load(path, &n);
         if (what < 2)
@@ -323,8 +305,8 @@ static void a_snapshot_ahead_of_its_journal_is_not_used(void **state)
     char dir[FOLDER_PATH], path[FOLDER_PATH + 64];
     struct truth t;
     size_t n;
-    truth_make(&t, &asks[0]);
-    snapshot_make(dir, &asks[0], 0);
+    truth_make(&t, &eh_policies[0]);
+    snapshot_make(dir, &eh_policies[0], 0);
     file_of(path, dir, "journal");
     uint8_t *bytes = file_load(path, &n);
     file_store(path, bytes, n - 1); /* the SNAPSHOT record is its last */

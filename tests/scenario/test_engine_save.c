@@ -20,24 +20,6 @@
 
 #define NEW 40
 
-static const struct eh_ask asks[] = {
-    {.policy = "counter_causal_fast", .budget_tokens = 100},
-    {.policy = "counter_causal", .budget_tokens = 64, .kv_type = "f32", .score = "logprob"},
-    {.policy = "sliding_window", .budget_tokens = 48, .frozen = 4},
-    {.policy = "h2o", .budget_tokens = 90, .kv_type = "bf16"},
-    {.policy = "tova", .budget_tokens = 70},
-    {.policy = "key_similarity", .budget_tokens = 80},
-    {.policy = "knorm", .budget_tokens = 75},
-    {.policy = "keydiff", .budget_tokens = 130, .keep = 65},
-    {.policy = "random", .budget_tokens = 66, .seed = 11},
-    {.policy = "none"},
-    {.model = TEST_VECTORS "/tiny-qwen3.gguf",
-     .policy = "counter_causal_fast",
-     .budget_tokens = 80,
-     .kv_type = "q8_0"},
-    {.policy = "counter_causal_fast", .trigger = "prefill_end", .keep = 60, .budget_tokens = 500},
-};
-
 static int32_t prompt[2000];
 static char dir[64];
 static const struct disk_io *use_io;
@@ -168,8 +150,8 @@ static void goes_on_in_another_daemon(const struct eh_ask *ask)
 static void every_policy_goes_on_in_another_daemon(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(asks); i++)
-        goes_on_in_another_daemon(&asks[i]);
+    for (size_t i = 0; i < EH_POLICIES; i++)
+        goes_on_in_another_daemon(&eh_policies[i]);
 }
 
 /* A conversation: the template's state, the frozen system message and the end token come along. */
@@ -217,7 +199,7 @@ static void its_model_is_loaded_for_it(void **state)
 {
     (void)state;
     struct eh *b = daemon_open("tiny-qwen3.gguf");
-    struct eh_ask ask = asks[0];
+    struct eh_ask ask = eh_policies[0];
     ask.model = TEST_VECTORS "/tiny-llama.gguf";
     uint64_t t = eh_session(b, &ask);
     turn(b, t, 0);
@@ -248,7 +230,7 @@ static void what_cannot_be_is_refused(void **state)
 {
     (void)state;
     struct eh *h = daemon_open("tiny-llama.gguf");
-    uint64_t s = eh_session(h, &asks[0]);
+    uint64_t s = eh_session(h, &eh_policies[0]);
     turn(h, s, 0);
     eh_expect_error(h, eh_post_restore(h, "never"), BC_ENOTFOUND, "name");
     eh_expect_error(h, eh_post_save(h, s, ""), BC_EINVALID, "name");
@@ -282,7 +264,7 @@ static void what_cannot_be_is_refused(void **state)
     eh_close(&h);
 
     struct eh *none = eh_open("tiny-llama.gguf", NULL, NULL); /* no state folder */
-    uint64_t t = eh_session(none, &asks[0]);
+    uint64_t t = eh_session(none, &eh_policies[0]);
     eh_expect_error(none, eh_post_save(none, t, "x"), BC_EUNSUPPORTED, "state_dir");
     eh_expect_error(none, eh_post_restore(none, "x"), BC_EUNSUPPORTED, "state_dir");
     eh_close(&none);
@@ -359,13 +341,13 @@ static void another_model_is_refused(void **state)
     char path[256], copy[128];
     size_t n;
     struct eh *h = daemon_open("tiny-llama.gguf");
-    uint64_t s = eh_session(h, &asks[0]);
+    uint64_t s = eh_session(h, &eh_policies[0]);
     turn(h, s, 0);
     snprintf(copy, sizeof copy, "%s/model.gguf", dir);
     uint8_t *model = file_read(TEST_VECTORS "/tiny-llama-rope3.gguf", &n);
     file_write(copy, model, n);
     free(model);
-    struct eh_ask ask = asks[0];
+    struct eh_ask ask = eh_policies[0];
     ask.model = copy;
     uint64_t t = eh_session(h, &ask);
     turn(h, t, 0);
@@ -400,7 +382,7 @@ static void a_failed_save_is_an_error_and_the_old_file_stays(void **state)
     use_io = &disk.io;
     struct eh *h = daemon_open("tiny-llama.gguf");
     use_io = NULL;
-    uint64_t s = eh_session(h, &asks[0]);
+    uint64_t s = eh_session(h, &eh_policies[0]);
     turn(h, s, 0);
     eh_expect(h, eh_post_save(h, s, "fail"), REP_DONE);
     uint32_t tokens = stat_of(h, s)->tokens;
@@ -448,7 +430,7 @@ static void what_is_away_can_be_saved(void **state)
     spill_after = 1;
     struct eh *a = daemon_open("tiny-llama.gguf"), *h = daemon_open("tiny-llama.gguf");
     spill_after = 0;
-    uint64_t s = eh_session(a, &asks[3]), t = eh_session(h, &asks[3]);
+    uint64_t s = eh_session(a, &eh_policies[3]), t = eh_session(h, &eh_policies[3]);
     turn(a, s, 0);
     turn(h, t, 0);
     eh_pass(h, 100);
@@ -459,7 +441,7 @@ static void what_is_away_can_be_saved(void **state)
     turn(h, t, 1);
     streams_equal(eh_stream(a, s), eh_stream(h, t), "saved while away");
     for (int steps = 0; steps < 8; steps++) { /* closed at any moment: answered, and no temporary */
-        uint64_t v = eh_session(h, &asks[0]);
+        uint64_t v = eh_session(h, &eh_policies[0]);
         turn(h, v, 0);
         uint32_t r = eh_post_save(h, v, "closing");
         for (int i = 0; i < steps; i++)

@@ -18,25 +18,6 @@
 #define TURNS 4
 #define NEW 40
 
-static const struct eh_ask asks[] = {
-    {.policy = "counter_causal_fast", .budget_tokens = 100},
-    {.policy = "counter_causal_fast", .budget_tokens = 120, .kv_type = "f32"},
-    {.policy = "counter_causal", .budget_tokens = 64, .score = "logprob"},
-    {.policy = "sliding_window", .budget_tokens = 48, .frozen = 4},
-    {.policy = "h2o", .budget_tokens = 90, .kv_type = "bf16"},
-    {.policy = "tova", .budget_tokens = 70},
-    {.policy = "key_similarity", .budget_tokens = 80},
-    {.policy = "knorm", .budget_tokens = 75},
-    {.policy = "keydiff", .budget_tokens = 130, .keep = 65},
-    {.policy = "random", .budget_tokens = 66, .seed = 11},
-    {.policy = "none"},
-    {.model = TEST_VECTORS "/tiny-qwen3.gguf",
-     .policy = "counter_causal_fast",
-     .budget_tokens = 80,
-     .kv_type = "q8_0"},
-    {.policy = "counter_causal_fast", .trigger = "prefill_end", .keep = 60, .budget_tokens = 500},
-};
-
 static int32_t prompt[2000];
 
 static int setup(void **state)
@@ -150,9 +131,9 @@ static void away_and_back(struct setting *with, const struct eh_ask *ask)
 static void every_policy_goes_on_as_if_it_had_stayed(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(asks); i++) {
+    for (size_t i = 0; i < EH_POLICIES; i++) {
         struct setting host = {.host = 64 << 20, .after = 1};
-        away_and_back(&host, &asks[i]);
+        away_and_back(&host, &eh_policies[i]);
     }
 }
 
@@ -178,9 +159,9 @@ static void the_disk_tier_leaves_nothing_in_its_folder(void **state)
     (void)state;
     char dir[64];
     dir_make(dir);
-    for (size_t i = 0; i < ARRAY_LEN(asks); i += 3) {
+    for (size_t i = 0; i < EH_POLICIES; i += 3) {
         struct setting disk = {.disk = 64 << 20, .after = 1, .dir = dir};
-        away_and_back(&disk, &asks[i]);
+        away_and_back(&disk, &eh_policies[i]);
         assert_int_equal(dir_entries(dir), 0);
     }
     assert_int_equal(rmdir(dir), 0);
@@ -279,7 +260,7 @@ static void what_came_back_wrong_is_not_used(void **state)
     struct setting disk = {.disk = 64 << 20, .after = 1, .dir = dir, .io = &io}, stays = {0};
     struct eh *a = eh_open("tiny-llama.gguf", apply, &stays);
     struct eh *b = eh_open("tiny-llama.gguf", apply, &disk);
-    uint64_t s = eh_session(a, &asks[0]), t = eh_session(b, &asks[0]);
+    uint64_t s = eh_session(a, &eh_policies[0]), t = eh_session(b, &eh_policies[0]);
     struct generate_options o = eh_greedy(NEW);
     turn(a, s, 0);
     turn(b, t, 0);
@@ -324,7 +305,7 @@ static void at_every_step_of_its_way(void **state)
         for (int steps = 0; steps < 12; steps++) {
             struct setting host = {.host = 64 << 20, .after = 1};
             struct eh *h = eh_open("tiny-llama.gguf", apply, &host);
-            uint64_t s = eh_session(h, &asks[0]);
+            uint64_t s = eh_session(h, &eh_policies[0]);
             turn(h, s, 0);
             eh_pass(h, 100);
             uint32_t r = 0;
@@ -416,7 +397,7 @@ static void with_threads(void **state)
     struct eh *a = eh_open("tiny-llama.gguf", apply, &wide);
     uint64_t alone[N], s[N];
     for (int i = 0; i < N; i++) {
-        alone[i] = eh_session(a, &asks[i]);
+        alone[i] = eh_session(a, &eh_policies[i]);
         for (int k = 0; k < TURNS; k++)
             turn(a, alone[i], k);
     }
@@ -428,12 +409,12 @@ static void with_threads(void **state)
     struct eh *b = eh_open("tiny-llama.gguf", apply, &tight);
     eh_start(b);
     for (int i = 0; i < N; i++)
-        s[i] = eh_session(b, &asks[i]);
+        s[i] = eh_session(b, &eh_policies[i]);
     for (int k = 0; k < TURNS; k++)
         for (int i = 0; i < N; i++)
             turn(b, s[i], k);
     for (int i = 0; i < N; i++)
-        streams_equal(eh_stream(a, alone[i]), eh_stream(b, s[i]), asks[i].policy);
+        streams_equal(eh_stream(a, alone[i]), eh_stream(b, s[i]), eh_policies[i].policy);
     eh_close(&a);
     eh_close(&b);
     assert_int_equal(rmdir(dir), 0);

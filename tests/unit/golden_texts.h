@@ -2,48 +2,12 @@
  * against an outside implementation: all tiny models, prompts cut at 1, 7, 13 and 70 tokens. */
 #ifndef BACKCAST_GOLDEN_TEXTS_H
 #define BACKCAST_GOLDEN_TEXTS_H
+#include "golden_forms.h"
 #include "golden_run.h"
 #include "sanitized.h"
 
 static const char *const archs[] = {"llama", "llama-rope3", "qwen2", "qwen3"};
 static const uint32_t chunks[] = {13, 70, 1, 7}; /* tokens of a pass */
-
-/* What the names of the goldens mean; budget and the like stand in the file. */
-static const struct form {
-    const char *suffix;
-    const char *policy, *score;
-    uint32_t span, min_gap;
-    float quantile;
-} forms[] = {
-    {"sliding_window", "sliding_window", "logit", 1, 0, 0.25f},
-    {"key_similarity", "key_similarity", "logit", 1, 0, 0.25f},
-    {"h2o", "h2o", "logit", 1, 0, 0.25f},
-    {"tova", "tova", "logit", 1, 0, 0.25f},
-    {"counter_causal", "counter_causal", "logit", 1, 0, 0.25f},
-    {"counter_causal_fast", "counter_causal_fast", "logit", 1, 0, 0.25f},
-    {"counter_causal_logprob", "counter_causal", "logprob", 1, 0, 0.25f},
-    {"counter_causal_fast_logprob", "counter_causal_fast", "logprob", 1, 0, 0.25f},
-    {"counter_causal_span5", "counter_causal", "logprob", 5, 0, 0.25f},
-    {"counter_causal_fast_span5", "counter_causal_fast", "logit", 5, 0, 0.25f},
-    {"counter_causal_gap4", "counter_causal", "logit", 1, 4, 0.25f},
-    {"counter_causal_fast_gap4", "counter_causal_fast", "logit", 1, 4, 0.25f},
-    {"counter_causal_logprob_gap4_span15", "counter_causal", "logprob", 15, 4, 0.25f},
-    {"counter_causal_fast_gap4_span15_min", "counter_causal_fast", "logit", 15, 4, 0.0f},
-    {"counter_causal_fast_span15", "counter_causal_fast", "logit", 15, 0, 0.25f},
-    {"knorm", "knorm", "logit", 1, 0, 0.25f},
-    {"keydiff", "keydiff", "logit", 1, 0, 0.25f},
-    {"random", "random", "logit", 1, 0, 0.25f},
-};
-
-static const struct form *form_of(const struct gcase *c)
-{
-    const char *suffix = strchr(c->name, '.') + 1;
-    for (size_t i = 0; i < ARRAY_LEN(forms); i++)
-        if (strcmp(suffix, forms[i].suffix) == 0)
-            return &forms[i];
-    fail_msg("no form named %s", suffix);
-    return NULL;
-}
 
 /* 64 bits do not fit in a JSON number: the seed is a string. */
 static inline uint64_t gcase_seed(const struct gcase *c)
@@ -52,7 +16,7 @@ static inline uint64_t gcase_seed(const struct gcase *c)
     return at != NULL ? strtoull(at + 1, NULL, 10) : 0;
 }
 
-static inline struct evict_params case_params(const struct gcase *c, const struct form *f)
+static inline struct evict_params case_params(const struct gcase *c, const struct golden_form *f)
 {
     struct evict_request r = {
         .policy = f->policy,
@@ -88,7 +52,7 @@ static inline void check_text(const struct bench *b, const char *name, const int
 
 static inline void check_case(struct bench *b, const struct gcase *c, uint32_t chunk)
 {
-    struct evict_params p = case_params(c, form_of(c));
+    struct evict_params p = case_params(c, golden_form_of(c->name));
     struct session s;
     char name[128];
     int32_t text[RUN_TOKENS_MAX];

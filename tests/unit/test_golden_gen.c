@@ -15,7 +15,7 @@ static void texts_and_kept_sets_equal_the_goldens(void **state)
 /* The values themselves, on the prompt's full cache. */
 static void check_values(struct bench *b, const struct gcase *c, double tolerance)
 {
-    struct evict_params p = case_params(c, form_of(c));
+    struct evict_params p = case_params(c, golden_form_of(c->name));
     struct session s;
     struct err e = {0};
     float value[RUN_TOKENS_MAX];
@@ -26,7 +26,7 @@ static void check_values(struct bench *b, const struct gcase *c, double toleranc
     session_open(&s, b, &p);
     session_feed(&s, prompt, n, 70);
     assert_int_equal(evict_scores(s.ev, b->model, s.cache, value, &e), 0);
-    snprintf(name, sizeof name, "values.%s", form_of(c)->suffix);
+    snprintf(name, sizeof name, "values.%s", golden_form_of(c->name)->suffix);
     const float *golden = golden_f32(b->golden, name, &n_golden);
     assert_int_equal(n, n_golden);
     double off = max_diff(value, golden, n);
