@@ -13,8 +13,42 @@
 #define ARGS_MAX 12
 #define CASES_MAX 32
 
+static const char *device = "simt";
+static char device_arg[32] = "--backend=simt";
+
+void shim_use(int argc, char **argv)
+{
+    if (argc < 2)
+        return;
+    device = argv[1];
+    snprintf(device_arg, sizeof device_arg, "--backend=%s", device);
+}
+
+const char *shim_arg(void)
+{
+    return device_arg;
+}
+
+void shim_says(const char *text, const char *format)
+{
+    const char *at = strstr(format, "%s");
+    char want[160];
+    assert_non_null(at);
+    snprintf(want, sizeof want, "%.*s%s%s", (int)(at - format), format, device, at + 2);
+    if (strstr(text, want) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", text, want);
+}
+
 bool shim_there(void)
 {
+    struct kn_options o = {.backend = device};
+    struct kn *kn = NULL;
+    if (strcmp(device, "simt") != 0) {
+        if (kn_open(&kn, &o, NULL, 0) != KN_OK)
+            return false;
+        kn_close(&kn);
+        return true;
+    }
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return false;
 #else
@@ -27,7 +61,7 @@ bool shim_there(void)
 
 struct dh *shim_start(const char *backend, const char *model, const char *const *more)
 {
-    const char *args[ARGS_MAX] = {"--backend", backend};
+    const char *args[ARGS_MAX] = {"--backend", strcmp(backend, "simt") == 0 ? device : backend};
     for (size_t n = 2; more != NULL && *more != NULL; more++) {
         assert_true(n < ARGS_MAX - 1);
         args[n++] = *more;

@@ -16,8 +16,15 @@ struct shim_answer {
     uint32_t first[SHIM_TOKENS_MAX], n_first; /* held right after the first prune */
 };
 
+/* A program's arguments: on a machine with a GPU, "cuda" in place of the shim. */
+void shim_use(int argc, char **argv);
+/* "--backend=simt", or what shim_use said. */
+const char *shim_arg(void);
+/* Fails unless text has `format`, in which %s is the device's name. */
+void shim_says(const char *text, const char *format);
 /* False: this build has no shim, or a sanitizer would make it crawl; the program is skipped then (77). */
 bool shim_there(void);
+/* backend "simt": what shim_use said. */
 struct dh *shim_start(const char *backend, const char *model, const char *const *more);
 backcast *shim_connect(const struct dh *d);
 /* All cases of a golden file as sessions at once; the texts must be the goldens'. only: a group ("gen") or NULL. */

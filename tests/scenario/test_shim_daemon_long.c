@@ -51,7 +51,7 @@ static void smollm2_says_what_it_says_on_the_cpu(void **state)
 static void a_cache_outgrows_the_device(void **state)
 {
     (void)state;
-    static const char *const args[] = {"--backend=simt", "--inject=cuMemCreate:2:2:1000000", NULL};
+    const char *const args[] = {shim_arg(), "--inject=cuMemCreate:2:2:1000000", NULL};
     static struct shim_answer a;
     static int32_t ids[3000];
     struct backcast_session_options so = answer_budget("sliding_window", 4096);
@@ -74,8 +74,9 @@ static void a_cache_outgrows_the_device(void **state)
     dh_stop(&d);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    shim_use(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_of_every_family_are_the_goldens),
         cmocka_unit_test(smollm2_says_what_it_says_on_the_cpu),
