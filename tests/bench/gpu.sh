@@ -121,6 +121,9 @@ for type in f16 q4_0; do
     step "model-$type" 60 "$bin/random_model" $shape $type "$model" || continue
     step "refresh-$type" 150 "$bin/bench_refresh" "$model" --backend $backend --n $sizes --reps $reps --block $block
     step "decode-$type" 90 "$bin/bench_decode" "$model" --backend $backend --batch $batches --context $context --steps $steps
+    for log in refresh decode; do
+        [ -f "$out/$log-$type.log" ] && sed -i "1i type,$type" "$out/$log-$type.log"
+    done
     rm -f "$model"
 done
 if [ $quick = 1 ]; then
@@ -214,6 +217,18 @@ awk -F, -v card="$card" -v dry=$dry '
     file == "torch" && $3 + 0 > 0 { printf "%-6s %-24s %8d %10.3f %10s %8s\n", "f16", "torch " $1 "/" $2, $3, $4, "-", "-" }
     file == "steps" { if (!steps++) print ""; printf "%-12s %4d s  %s\n", $1, $3, $2 }
 ' $(ls "$out"/limits.log "$out"/refresh-*.log "$out"/decode-*.log "$out"/torch.log 2>/dev/null) "$out/steps" | tee "$out/table.txt"
+# The same as CSV, in the form of the other benches' results.
+{
+    echo "commit,processor,threads,bench,case,figure,value"
+    cat "$out"/limits.log "$out"/refresh-*.log "$out"/decode-*.log "$out"/torch.log 2>/dev/null |
+        awk -F, -v p="$(git describe --always --dirty 2>/dev/null || echo unknown),${card%%,*},1" '
+            $1 ~ /^sm_/ { print p ",gpu_refresh," type " " $5 " " $6 " " $7 ",refresh_ms," $9
+                          if ($5 $6 == "fulllogit") print p ",gpu_refresh," type " prefill " $7 ",prefill_ms," $10 }
+            $1 ~ /^(cuda|simt)$/ { print p ",gpu_decode," type " " $4 " sequences,step_ms," $7 "\n" p ",gpu_decode," type " " $4 " sequences,weights_gbs," $9 }
+            $1 ~ /^(full|fast)$/ && $4 > 0 { print p ",gpu_torch,f16 " $1 " " $2 " " $3 ",refresh_ms," $4 }
+            $3 ~ /^(GB|TFLOP|us)/ { print p ",gpu_limits," $1 "," $3 "," $2 }
+            $1 == "type" { type = $2 }'
+} >"$out/results.csv"
 echo
 echo "$((SECONDS - start)) s; all of it is in $out"
 exit $bad
