@@ -10,6 +10,7 @@
 #    3   models    random weights in the shape of Qwen2.5-7B, f16 and 4-bit (tests/bench/random_model.c)
 #    4   refresh   the four scores at n = 512 ... 18700
 #    6   decode    batches of 1, 8 and 32
+#    7   serve     backcast bench on the 4-bit model, through a daemon; gap: a decoding neighbour of a session that is refreshed
 #    7   torch     the same refreshes in PyTorch, if it is there (refresh_torch.py)
 #    8   fault     a device that dies: the daemon ends with code 70, and the next one answers
 #    9   sanitizer memcheck and racecheck of the kernels' tests, if compute-sanitizer may run
@@ -28,7 +29,7 @@ while [ $# -gt 0 ]; do
     --dry-run) dry=1 ;;
     --build) build=${2:?--build needs a folder} own=0; shift ;;
     --out) out=${2:?--out needs a folder}; shift ;;
-    *) sed -n '2,24s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,25s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
     shift
 done
@@ -57,10 +58,10 @@ step() { # name, seconds, command...: its output is $out/name.log
 left_out() { echo "$1,left out: $2,0" >>"$out/steps"; }
 
 if [ $dry = 1 ]; then
-    backend=simt card='the shim' shape=tiny sizes=64,130 batches=1,3 context=30 steps=3 reps=1 block=64
+    backend=simt card='the shim' shape=tiny sizes=64,130 batches=1,3 context=30 steps=3 reps=1 block=64 gap=100 serve=fast_logit_512
     tests=kn_vec
 else
-    backend=cuda shape=qwen2.5-7b context=1024 steps=34 reps=5 block=4096 tests=
+    backend=cuda shape=qwen2.5-7b context=1024 steps=34 reps=5 block=4096 tests= gap=4096 serve=
     sizes=512,768,4096,10000,18700 batches=1,8,32
     [ $quick = 0 ] || { sizes=512,4096 batches=1,32 reps=3; }
     card=$(nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
@@ -121,6 +122,10 @@ for type in f16 q4_0; do
     step "model-$type" 60 "$bin/random_model" $shape $type "$model" || continue
     step "refresh-$type" 150 "$bin/bench_refresh" "$model" --backend $backend --n $sizes --reps $reps --block $block
     step "decode-$type" 90 "$bin/bench_decode" "$model" --backend $backend --batch $batches --context $context --steps $steps
+    if [ $quick = 0 ] && [ $type = q4_0 ]; then # through the daemon's socket; and what a neighbour feels of a refresh
+        step serve-$type 90 "$bin/backcast" bench -m "$model" --rounds 3 ${serve:+--only $serve}
+        step gap-$type 60 "$bin/bench_gap" "$model" --backend $backend --tokens $gap
+    fi
     for log in refresh decode; do
         [ -f "$out/$log-$type.log" ] && sed -i "1i type,$type" "$out/$log-$type.log"
     done
@@ -214,9 +219,11 @@ awk -F, -v card="$card" -v dry=$dry '
         note = sprintf("%.0f tokens/s", $8) (part && $4 == 1 ? sprintf(", %.0f %% of bandwidth: %s", 100 * part, part >= goal ? "goal met" : "GOAL MISSED: " 100 * goal) : "")
         printf "%-6s %-24s %8d %10.3f %10s %8s  %s\n", type, "decode, batch", $4, $7, "-", "-", note
     }
+    file ~ /^serve-/ && / (tokens\/s|ms) / { print "daemon " $0 }
+    file ~ /^gap-/ && /ratio|worst_ms|step_ms/ { printf "%-6s %-40s %-9s %s\n", "gap", $2, $3, $4 }
     file == "torch" && $3 + 0 > 0 { printf "%-6s %-24s %8d %10.3f %10s %8s\n", "f16", "torch " $1 "/" $2, $3, $4, "-", "-" }
     file == "steps" { if (!steps++) print ""; printf "%-12s %4d s  %s\n", $1, $3, $2 }
-' $(ls "$out"/limits.log "$out"/refresh-*.log "$out"/decode-*.log "$out"/torch.log 2>/dev/null) "$out/steps" | tee "$out/table.txt"
+' $(ls "$out"/limits.log "$out"/refresh-*.log "$out"/decode-*.log "$out"/serve-*.log "$out"/gap-*.log "$out"/torch.log 2>/dev/null) "$out/steps" | tee "$out/table.txt"
 # The same as CSV, in the form of the other benches' results.
 {
     echo "commit,processor,threads,bench,case,figure,value"

@@ -3,7 +3,7 @@
  *   qwen2.5-7b   28 layers of 3584, 28 heads over 4, MLP 18944, vocabulary 152064, head of its own; 15.2 GB f16, 4.3 GB q4_0
  *   tiny         the same family, a thousandth of the work
  *
- * There are no tokens in it, so a daemon does not load it; gguf_open and model_open do. One block of random bytes is
+ * Its tokens are the 256 bytes and "w259", "w260" ..., so that a daemon can serve it. One block of random bytes is
  * written over and over: 9 MiB, which no cache of a GPU compresses away. */
 #include <errno.h>
 #include <stdbool.h>
@@ -15,7 +15,10 @@
 #define ALIGN 32u
 #define BLOCK_BYTES (18u * 32768 * 16) /* whole blocks of either type */
 
-enum gguf_value { VALUE_U32 = 4, VALUE_F32 = 6, VALUE_STRING = 8 };
+enum gguf_value { VALUE_U32 = 4, VALUE_I32 = 5, VALUE_F32 = 6, VALUE_STRING = 8, VALUE_ARRAY = 9 };
+enum token_type { TOKEN_NORMAL = 1, TOKEN_UNKNOWN = 2, TOKEN_CONTROL = 3, TOKEN_BYTE = 6 };
+#define FIRST_BYTE 3u
+#define FIRST_WORD (FIRST_BYTE + 256)
 enum tensor_type { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q4_0 = 2 };
 
 static const struct shape {
@@ -132,13 +135,51 @@ static void key_text(struct writer *w, const char *name, const char *v)
     put_text(w, v);
 }
 
+static void key_array(struct writer *w, const char *name, uint32_t type)
+{
+    put_text(w, name);
+    put32(w, VALUE_ARRAY);
+    put32(w, type);
+    put64(w, w->s->vocab);
+}
+
+static void tokens_write(struct writer *w)
+{
+    static const char *const special[FIRST_BYTE] = {"<unk>", "<s>", "</s>"};
+    key_text(w, "tokenizer.ggml.model", "llama");
+    key_array(w, "tokenizer.ggml.tokens", VALUE_STRING);
+    for (uint32_t i = 0; i < w->s->vocab; i++) {
+        char text[16];
+        if (i < FIRST_BYTE)
+            snprintf(text, sizeof text, "%s", special[i]);
+        else if (i < FIRST_WORD)
+            snprintf(text, sizeof text, "<0x%02X>", i - FIRST_BYTE);
+        else
+            snprintf(text, sizeof text, "w%u", i);
+        put_text(w, text);
+    }
+    key_array(w, "tokenizer.ggml.scores", VALUE_F32);
+    for (uint32_t i = 0; i < w->s->vocab; i++) {
+        float score = -(float)i;
+        put(w, &score, 4);
+    }
+    key_array(w, "tokenizer.ggml.token_type", VALUE_I32);
+    for (uint32_t i = 0; i < w->s->vocab; i++)
+        put32(w, i == 0           ? TOKEN_UNKNOWN
+                 : i < FIRST_BYTE ? TOKEN_CONTROL
+                 : i < FIRST_WORD ? TOKEN_BYTE
+                                  : TOKEN_NORMAL);
+    key_u32(w, "tokenizer.ggml.bos_token_id", 1);
+    key_u32(w, "tokenizer.ggml.eos_token_id", 2);
+}
+
 static void head_write(struct writer *w)
 {
     const struct shape *s = w->s;
     put(w, "GGUF", 4);
     put32(w, 3);
     put64(w, w->n);
-    put64(w, 11);
+    put64(w, 17);
     key_text(w, "general.architecture", "qwen2");
     key_text(w, "general.name", s->name);
     key_u32(w, "general.alignment", ALIGN);
@@ -150,6 +191,7 @@ static void head_write(struct writer *w)
     key_u32(w, "qwen2.attention.head_count_kv", s->kv_heads);
     key_f32(w, "qwen2.attention.layer_norm_rms_epsilon", 1e-6f);
     key_f32(w, "qwen2.rope.freq_base", 1e6f);
+    tokens_write(w);
     for (uint32_t i = 0; i < w->n; i++) {
         const struct tensor *t = &w->list[i];
         put_text(w, t->name);
