@@ -266,6 +266,7 @@ struct cuda {
     int device, sm; /* 75, 80, 89, 90 ... */
     int n_sms;
     size_t smem_max; /* that a block can ask for */
+    bool early;      /* launches may overlap the one in front */
     cudaError_t failed;
     struct inject inject;
     struct rt_driver driver;
@@ -305,13 +306,23 @@ cudaError_t cuda_injected(struct cuda *c, const char *call);
     (cuda_injected(c, #call) != cudaSuccess ? cuda_ok(c, (c)->inject.error, #call)                 \
                                             : cuda_blas_ok(c, call(__VA_ARGS__), #call))
 /* A launch on the pass's stream. What is wrong with it shows at once, what goes wrong in it at a later call. */
-#define KERNEL(c, kernel, grid, block, smem, ...)                                                  \
+#define KERNEL_BY(c, how, kernel, grid, block, smem, ...)                                          \
     do {                                                                                           \
         if ((c)->failed == cudaSuccess) {                                                          \
-            LAUNCH(kernel, grid, block, smem, (c)->stream, __VA_ARGS__);                           \
+            how(kernel, grid, block, smem, (c)->stream, __VA_ARGS__);                              \
             cudaError_t injected_ = cuda_injected(c, "launch");                                    \
             cuda_ok(c, injected_ != cudaSuccess ? injected_ : cudaGetLastError(), #kernel);        \
         }                                                                                          \
+    } while (0)
+#define KERNEL(c, kernel, grid, block, smem, ...)                                                  \
+    KERNEL_BY(c, LAUNCH, kernel, grid, block, smem, __VA_ARGS__)
+/* For kernels that begin with early_wait (port.cuh). */
+#define KERNEL_EARLY(c, kernel, grid, block, smem, ...)                                            \
+    do {                                                                                           \
+        if ((c)->early)                                                                            \
+            KERNEL_BY(c, LAUNCH_EARLY, kernel, grid, block, smem, __VA_ARGS__);                    \
+        else                                                                                       \
+            KERNEL_BY(c, LAUNCH, kernel, grid, block, smem, __VA_ARGS__);                          \
     } while (0)
 
 /* cuda.cu */

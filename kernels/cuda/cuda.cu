@@ -194,6 +194,11 @@ static int device_pick(struct cuda *c, cudaDeviceProp *ret, char *why, size_t wh
     c->device = best;
     c->sm = ret->major * 10 + ret->minor;
     c->n_sms = ret->multiProcessorCount;
+#ifdef BC_SIMT
+    c->early = true; /* nothing overlaps there, but the rules are checked */
+#else
+    c->early = c->sm >= 90;
+#endif
     c->smem_max = ret->sharedMemPerBlockOptin;
     snprintf(c->pub.isa, sizeof c->pub.isa, "sm_%d", c->sm);
     return KN_OK;

@@ -7,6 +7,9 @@
  *   - launches:  LAUNCH(kernel, grid, block, smem_bytes, stream, args...) and nothing else; a kernel with commas in
  *                its name stands in parentheses: LAUNCH((attn<64, 128>), ...). Arguments are copied at the launch.
  *                Blocks are whole warps (a multiple of 32 threads).
+ *   - early:     LAUNCH_EARLY is LAUNCH, but the kernel may begin while the one in front of it on the stream still runs (sm_90
+ *                on). Each thread calls early_wait() before it touches what any kernel writes, or writes anything;
+ *                before that it may read what never changes (weights). early_next() lets the next one begin.
  *   - shared:    DYN_SMEM(T, name) only; a static __shared__ array does not compile. All of it is garbage at the start.
  *   - functions: DEV float f(...) for what kernels call.
  *   - warps:     __shfl*_sync, __ballot_sync, __any_sync, __all_sync, __syncwarp, mma_*, ldsm*: every lane named in the mask
@@ -32,6 +35,26 @@
     T *name = (T *)bc_smem_raw
 #define LAUNCH(kernel, grid, block, smem, stream, ...)                                             \
     kernel<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__)
+#define LAUNCH_EARLY(kernel, grid, block, smem, stream, ...)                                       \
+    launch_early(kernel, grid, block, smem, stream, __VA_ARGS__)
+
+/* What goes wrong is cudaGetLastError's, as with a plain launch. */
+template <class... P, class... A>
+static inline void launch_early(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
+                                cudaStream_t stream, A... args)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t how = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    how.gridDim = grid;
+    how.blockDim = block;
+    how.dynamicSmemBytes = smem;
+    how.stream = stream;
+    how.attrs = &early;
+    how.numAttrs = 1;
+    cudaLaunchKernelEx(&how, kernel, P(args)...);
+}
 #endif
 
 #define FULL_WARP 0xffffffffu
@@ -75,6 +98,25 @@ DEV uint16_t f2bf(float f) /* nearest even; a NaN stays a NaN */
         return (uint16_t)(u >> 16 | 0x40u);
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
+
+/* ---- the launch in front ---- */
+
+#ifdef BC_SIMT
+using simt::early_wait;
+DEV void early_next() {}
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+DEV void early_wait() /* all of it has ended, and its writes are there */
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+DEV void early_next() /* once every block has said so or ended, the next launch may begin */
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+#else
+DEV void early_wait() {}
+DEV void early_next() {}
+#endif
 
 /* 2^x and 1/sqrt(x) of the hardware: 2 ulp, denormals are zeros. exp2f and 1/sqrtf are the accurate ones. */
 #ifdef BC_SIMT

@@ -156,6 +156,8 @@ static void thread_entry()
             report("cp.async in flight",
                    "the thread ended with a copy to shared byte %td that nothing waited for",
                    (unsigned char *)c.dst - w.smem);
+    if (!t->waited)
+        report("early launch", "the thread ended and has not called early_wait");
     ex->n_live--;
     if (ex->n_waiting)
         report("exit before a barrier", "%u threads wait for it at %s:%d", ex->n_waiting,
@@ -179,6 +181,7 @@ static void block_prepare(exec *ex)
         t.state = THREAD_RUNS;
         t.at = place{nullptr, 0};
         t.group = 0;
+        t.waited = !ex->shape->early;
         t.copies.clear();
         t.wp->lanes[t.lane] = &t;
         fiber_prepare(&t, thread_entry);
@@ -295,6 +298,11 @@ void trap(place at)
     t->state = THREAD_DONE;
     fiber_switch(w.ex, t, nullptr);
     __builtin_unreachable();
+}
+
+void early_wait()
+{
+    w.cur->waited = true;
 }
 
 /* ---- waiting for one another ---- */

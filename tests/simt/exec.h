@@ -42,9 +42,10 @@ struct thread {
     unsigned index; /* in the block */
     int lane;
     enum thread_state state;
-    place at;  /* the last collective or barrier */
-    void *arg; /* operands of the collective that it waits in: on its own stack */
-    int group; /* cp.async groups committed */
+    place at;    /* the last collective or barrier */
+    void *arg;   /* operands of the collective that it waits in: on its own stack */
+    int group;   /* cp.async groups committed */
+    bool waited; /* early_wait was called, or need not be */
     std::vector<async_copy> copies;
 };
 

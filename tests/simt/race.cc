@@ -341,6 +341,8 @@ void race_access(const void *p, size_t bytes, enum access kind)
     if (c >= smem && c < smem + w.ex->smem_map_bytes) {
         shared_access(d, (const unsigned char *)p, bytes, kind);
     } else if (w.mem && c >= w.mem->space && c < w.mem->next) {
+        if (kind != ACCESS_READ && !w.cur->waited) /* the launch before may still read it */
+            report("early launch", "device memory %p is written before early_wait", p);
         trace me = {};
         me.block = d->block;
         me.epoch = d->epoch;

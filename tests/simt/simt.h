@@ -102,18 +102,26 @@ struct launch_shape {
     dim3 grid, block;
     size_t smem;
     cudaStream_t stream;
+    bool
+        early; /* may begin before the launch in front of it has ended: each thread must call early_wait */
 };
 /* Checks the shape and puts the launch on the stream (or into the graph being captured). body runs one thread. */
 void launch(const launch_shape &shape, std::function<void()> body);
 
 template <class... P, class... A>
-inline void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
-                   cudaStream_t stream, A &&...args)
+inline void launch_as(bool early, const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
+                      size_t smem, cudaStream_t stream, A &&...args)
 {
     std::tuple<std::decay_t<P>...> copy(
         std::forward<A>(args)...); /* as the hardware's parameter space */
-    launch(launch_shape{name, (const void *)kernel, grid, block, smem, stream},
+    launch(launch_shape{name, (const void *)kernel, grid, block, smem, stream, early},
            [kernel, copy] { std::apply(kernel, copy); });
+}
+template <class... P, class... A>
+inline void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
+                   cudaStream_t stream, A &&...args)
+{
+    launch_as(false, name, kernel, grid, block, smem, stream, std::forward<A>(args)...);
 }
 
 /* ---- what a running thread calls ---- */
@@ -161,6 +169,7 @@ template <int N> inline void cpa_wait()
 void atomic_begin(const void *p, size_t bytes); /* checks, and tells the race detector */
 void atomic_end();
 void fence();
+void early_wait();
 [[noreturn]] void trap(place at);
 
 static inline int dp4a_us(uint32_t a, int b, int c)
@@ -184,6 +193,8 @@ static inline int dp4a_us(uint32_t a, int b, int c)
 #define DYN_SMEM(T, name) T *name = (T *)simt::w.smem
 #define LAUNCH(kernel, grid, block, smem, stream, ...)                                             \
     simt::launch(#kernel, kernel, grid, block, smem, stream, ##__VA_ARGS__)
+#define LAUNCH_EARLY(kernel, grid, block, smem, stream, ...)                                       \
+    simt::launch_as(true, #kernel, kernel, grid, block, smem, stream, ##__VA_ARGS__)
 
 #define threadIdx (simt::w.tid)
 #define blockIdx (simt::w.bid)

@@ -98,6 +98,35 @@ static void missing_warp_syncs(void **)
     silent(one_block(3));
 }
 
+/* how: 0 waits and writes, 1 the other way round, 2 one thread never waits. */
+__global__ void early(const float *x, float *out, int how)
+{
+    float v = x[threadIdx.x];
+    if (how == 1)
+        out[threadIdx.x] = v;
+    if (how != 2 || threadIdx.x != 40)
+        early_wait();
+    if (how == 0)
+        out[threadIdx.x] = v;
+}
+
+static void early_launches_wait(void **)
+{
+    auto run = [](int how) {
+        return [=] {
+            float *x = device_of(std::vector<float>(64, 1.0f));
+            LAUNCH_EARLY(early, dim3(1), dim3(64), 0, 0, x, device_new<float>(64), how);
+        };
+    };
+    silent(run(0));
+    reported(run(1), {"early launch", "written before early_wait", WHERE("early")});
+    reported(run(2), {"early launch", "has not called early_wait", WHERE("early")});
+    silent([] { /* a plain launch need not */
+                float *x = device_of(std::vector<float>(64, 1.0f));
+                LAUNCH(early, dim3(1), dim3(64), 0, 0, x, device_new<float>(64), 2);
+    });
+}
+
 __global__ void reads_too_much(float *out, int n)
 {
     DYN_SMEM(float, s);
@@ -482,6 +511,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(missing_barriers),
         cmocka_unit_test(missing_warp_syncs),
+        cmocka_unit_test(early_launches_wait),
         cmocka_unit_test(uninitialised_shared_memory),
         cmocka_unit_test(atomics_are_no_races),
         cmocka_unit_test(a_real_pipeline_passes),
