@@ -11,6 +11,7 @@
 #include "linear.cuh"
 
 #define GRID_Y_MAX ((size_t)65535)
+#define SLICE_TILE 256 /* rows of the library's largest tile */
 
 /* ---- activations ---- */
 
@@ -166,6 +167,15 @@ static void blas(struct cuda *c, const void *w, uint32_t ldw, uint32_t n, const 
              f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 }
 
+/* Rows of a slice of n, of which `most` fit: equal parts, so that none is too small to fill the device, of whole tiles. */
+static uint32_t slice_rows(uint32_t n, uint32_t most)
+{
+    most = KN_MAX(1u, most);
+    uint32_t parts = (n + most - 1) / most, even = (n + parts - 1) / parts;
+    uint32_t tiles = (even + SLICE_TILE - 1) / SLICE_TILE * SLICE_TILE;
+    return KN_MIN(tiles, most);
+}
+
 void product(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t n,
              const struct x_plain *x, float *out, uint32_t ldc, bool add)
 {
@@ -177,7 +187,7 @@ void product(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t
         return;
     }
     uint32_t ld = w->type == KN_BF16 ? w->p.ld : w->cols;
-    uint32_t slice = (uint32_t)KN_MAX((size_t)1, c->scratch.w_bytes / (ld * sizeof(uint16_t)));
+    uint32_t slice = slice_rows(n, (uint32_t)(c->scratch.w_bytes / (ld * sizeof(uint16_t))));
     for (uint32_t at = 0; at < n; at += slice) {
         uint32_t m = KN_MIN(slice, n - at);
         weight_to_half(c, w, first + at, m, ld, c->scratch.w);

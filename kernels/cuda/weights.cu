@@ -343,34 +343,57 @@ size_t cuda_weight_bytes(const struct kn_weight *w)
 
 /* ---- rows as floats, rows as halves ---- */
 
-/* One block a row of the batch; four threads a block of 32 values. */
+#define HALVES_EACH 4 /* pieces of 16 bytes a thread */
+
+/* blockIdx.x: row of the batch. Four threads a block of 32 values, and no loops: one row must not take longer than memory. */
 template <class Q>
 __global__ void __launch_bounds__(128)
     embed_quantised(struct packed p, const int32_t *ids, float *out)
 {
-    uint32_t id = (uint32_t)ids[blockIdx.x];
-    float *to = out + (size_t)blockIdx.x * p.cols;
-    for (uint32_t i = threadIdx.x; i < p.kb * 4; i += 128) {
-        uint32_t blk = i / 4;
-        int t = (int)(i % 4);
-        float d[2], m[2];
-        block_words<Q> w;
-        block_load<Q>(p, id, blk, &w);
-        scales_load<Q>(p, id, blk, d, m);
-        *(float4 *)(to + blk * 32 + 4 * t) = values_of<Q>(quad_in<Q>(w, t, 0), d[0], m[0]);
-        *(float4 *)(to + blk * 32 + 16 + 4 * t) = values_of<Q>(quad_in<Q>(w, t, 1), d[1], m[1]);
-    }
+    uint32_t id = (uint32_t)ids[blockIdx.x], i = blockIdx.y * 128 + threadIdx.x, blk = i / 4;
+    float *to = out + (size_t)blockIdx.x * p.cols + blk * 32 + 4 * (i % 4);
+    if (blk >= p.kb)
+        return;
+    int t = (int)(i % 4);
+    float d[2], m[2];
+    block_words<Q> w;
+    block_load<Q>(p, id, blk, &w);
+    scales_load<Q>(p, id, blk, d, m);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        if (k == t) { /* a constant index: words stay in registers */
+            *(float4 *)to = values_of<Q>(quad_in<Q>(w, k, 0), d[0], m[0]);
+            *(float4 *)(to + 16) = values_of<Q>(quad_in<Q>(w, k, 1), d[1], m[1]);
+        }
 }
 
+/* 16 bytes of the row a thread. */
 __global__ void __launch_bounds__(128)
     embed_floats(int type, struct packed p, const int32_t *ids, float *out)
 {
-    size_t from = (size_t)ids[blockIdx.x] * p.ld;
-    float *to = out + (size_t)blockIdx.x * p.cols;
-    for (uint32_t i = threadIdx.x; i < p.cols; i += 128)
-        to[i] = type == KN_F32   ? ((const float *)p.a)[from + i]
-                : type == KN_F16 ? h2f(((const half_t *)p.a)[from + i])
-                                 : bf2f(((const uint16_t *)p.a)[from + i]);
+    uint32_t chunk = blockIdx.y * 128 + threadIdx.x, n = type == KN_F32 ? 4 : 8, col = chunk * n;
+    if (col >= p.ld)
+        return;
+    size_t row = (size_t)ids[blockIdx.x] * (p.ld / n);
+    uint4 v = ((const uint4 *)p.a)[row + chunk];
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+    float *to = out + (size_t)blockIdx.x * p.cols + col;
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++) {
+        float2 f = type == KN_F16 ? unpack2(w[k])
+                                  : make_float2(bf2f((uint16_t)w[k]), bf2f((uint16_t)(w[k] >> 16)));
+        if (type == KN_F32) {
+            if (col + k < p.cols)
+                to[k] = __uint_as_float(w[k]);
+            continue;
+        }
+        if (p.cols % 2 == 0 && col + 2 * k < p.cols)
+            *(float2 *)(to + 2 * k) = f;
+        if (p.cols % 2 != 0 && col + 2 * k < p.cols)
+            to[2 * k] = f.x;
+        if (p.cols % 2 != 0 && col + 2 * k + 1 < p.cols)
+            to[2 * k + 1] = f.y;
+    }
 }
 
 void run_embed(struct cuda *c, const struct op *o)
@@ -379,14 +402,16 @@ void run_embed(struct cuda *c, const struct op *o)
     const struct dev_batch *b = &c->batch.view;
     if (b->n_rows == 0)
         return;
+    bool floats = !kn_int8_format(e->w->type);
+    uint32_t per = e->w->type == KN_F32 ? 4 : 8,
+             pieces = floats ? e->w->p.ld / per : e->w->p.kb * 4;
+    dim3 grid(b->n_rows, (pieces + 127) / 128);
 #define EMBED(TYPE)                                                                                \
-    KERNEL(c, (embed_quantised<quant<TYPE>>), dim3(b->n_rows), dim3(128), 0, e->w->p, b->ids,      \
-           e->out)
-    if (kn_int8_format(e->w->type))
+    KERNEL(c, (embed_quantised<quant<TYPE>>), grid, dim3(128), 0, e->w->p, b->ids, e->out)
+    if (!floats)
         QUANT_SWITCH(e->w->type, EMBED)
     else
-        KERNEL(c, embed_floats, dim3(b->n_rows), dim3(128), 0, (int)e->w->type, e->w->p, b->ids,
-               e->out);
+        KERNEL(c, embed_floats, grid, dim3(128), 0, (int)e->w->type, e->w->p, b->ids, e->out);
 #undef EMBED
 }
 
@@ -402,26 +427,69 @@ void cuda_embed(struct kn *kn, const struct kn_weight *w, const struct kn_batch 
     op_submit(c, &o);
 }
 
-/* Four threads a block of 32 values, rows first .. of p to halves [n][ld]. */
-template <class Q>
-__global__ void __launch_bounds__(256)
-    halves_of(struct packed p, uint32_t first, uint32_t n, uint32_t ld, half_t *out)
+/* Eight neighbouring values of a block as they lie in the planes: quads (t, h) and (t + 1, h) of eighth i: h = i / 2, t even. */
+template <class Q> struct eighth {
+    uint32_t a[2], b, s, super;
+};
+
+/* blk: counted from p's first row on, which is why p's planes begin there. */
+template <class Q> DEV eighth<Q> eighth_load(const struct packed &p, uint32_t blk, uint32_t i)
 {
-    size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
-    uint32_t row = (uint32_t)(i / (p.kb * 4)), blk = (uint32_t)(i / 4 % p.kb);
-    int t = (int)(i % 4);
-    if (row >= n)
-        return;
-    float d[2], m[2];
-    block_words<Q> w;
-    block_load<Q>(p, first + row, blk, &w);
-    scales_load<Q>(p, first + row, blk, d, m);
-    half_t *to = out + (size_t)row * ld + blk * 32 + 4 * t;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float4 v = values_of<Q>(quad_in<Q>(w, t, h), d[h], m[h]);
-        *(uint2 *)(to + 16 * h) = make_uint2(pack2(v.x, v.y), pack2(v.z, v.w));
+    eighth<Q> r;
+    uint32_t upper = i >> 1, pair = i & 1, j = blk; /* j: blk in rows of kbp */
+    if (p.kb != p.kbp)
+        j += blk / p.kb * (p.kbp - p.kb);
+    r.a[1] = r.b = r.super = 0;
+    if (Q::A_BITS == 2) {
+        r.a[0] = ((const uint32_t *)p.a)[(size_t)blk * 2 + pair];
+    } else {
+        size_t plane = Q::A_BITS == 8 && upper ? (size_t)p.rows * p.kb * 2 : 0;
+        uint2 v = ((const uint2 *)p.a)[plane + (size_t)blk * 2 + pair];
+        r.a[0] = v.x;
+        r.a[1] = v.y;
     }
+    if (Q::B_BITS > 0)
+        r.b = ((const uint32_t *)p.b)[Q::B_BITS == 2 ? (size_t)j * 2 + pair : j];
+    r.s = Q::S_BYTES == 4 ? ((const uint32_t *)p.s)[j] : ((const uint16_t *)p.s)[j];
+    if (Q::SUPER)
+        r.super = p.super[blk / 8];
+    return r;
+}
+
+template <class Q> DEV uint4 eighth_halves(const eighth<Q> &r, uint32_t i)
+{
+    int h = (int)(i >> 1), t = (int)(i & 1) * 2;
+    float d[2], m[2], dh, mh;
+    uint32_t w[4];
+    scales_of<Q>(r.s, r.super, d, m);
+    dh = h && Q::N_SUB == 2 ? d[1] : d[0];
+    mh = h && Q::N_SUB == 2 ? m[1] : m[0];
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        uint32_t word = r.a[Q::A_BITS == 2 ? 0 : e];
+        float4 v = values_of<Q>(quad_of<Q>(word, r.b, Q::B_BITS == 1 ? t + e : e, h), dh, mh);
+        w[2 * e] = pack2(v.x, v.y);
+        w[2 * e + 1] = pack2(v.z, v.w);
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* n blocks of p (whose planes begin at the first one) to halves, 16 bytes a thread and store, four of them in turn, so that
+ * their loads are under way together: bound by memory, about 2.6 bytes of it a value of 4 bits. */
+template <class Q>
+__global__ void __launch_bounds__(256) halves_of(struct packed p, uint32_t n, uint4 *out)
+{
+    uint32_t first = blockIdx.x * (256 * HALVES_EACH) + threadIdx.x;
+    eighth<Q> r[HALVES_EACH];
+#pragma unroll
+    for (uint32_t k = 0; k < HALVES_EACH; k++) {
+        uint32_t i = min(first + k * 256, n * 4 - 1);
+        r[k] = eighth_load<Q>(p, i / 4, i % 4);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < HALVES_EACH; k++)
+        if (first + k * 256 < n * 4)
+            out[first + k * 256] = eighth_halves<Q>(r[k], threadIdx.x % 4);
 }
 
 __global__ void __launch_bounds__(256)
@@ -433,16 +501,33 @@ __global__ void __launch_bounds__(256)
         out[row * ld + col] = f2h(bf2f(((const uint16_t *)p.a)[(first + row) * p.ld + col]));
 }
 
+/* p from row `first` on. The second plane of 8 bits stays p.rows * kb blocks behind the first. */
+static struct packed packed_from(const struct kn_weight *w, uint32_t first)
+{
+    struct packed p = w->p;
+    struct shape s = shape_of(w->type);
+    p.a += (size_t)first * p.kb * (s.a_bits == 8 ? 16 : s.a_bits * 4);
+    p.b += (size_t)first * p.kbp * s.b_bits * 4;
+    p.s += (size_t)first * p.kbp * s.s_bytes;
+    p.super += s.super ? (size_t)first * (p.kb / 8) : 0;
+    return p;
+}
+
 void weight_to_half(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t n,
                     uint32_t ld, void *out)
 {
-    size_t threads = (size_t)n * (w->type == KN_BF16 ? w->p.ld : w->p.kb * 4);
-    dim3 grid((unsigned)((threads + 255) / 256));
+    if (w->type == KN_BF16) {
+        size_t threads = (size_t)n * w->p.ld;
+        KERNEL(c, halves_of_bf16, dim3((unsigned)((threads + 255) / 256)), dim3(256), 0, w->p,
+               first, n, ld, (half_t *)out);
+        return;
+    }
+    kn_assert(ld == w->cols && (size_t)n * w->p.kb * 4 <= UINT32_MAX - 256 * HALVES_EACH);
+    struct packed p = packed_from(w, first);
+    uint32_t blocks = n * p.kb, each = 64 * HALVES_EACH;
 #define HALVES(TYPE)                                                                               \
-    KERNEL(c, (halves_of<quant<TYPE>>), grid, dim3(256), 0, w->p, first, n, ld, (half_t *)out)
-    if (w->type == KN_BF16)
-        KERNEL(c, halves_of_bf16, grid, dim3(256), 0, w->p, first, n, ld, (half_t *)out);
-    else
-        QUANT_SWITCH(w->type, HALVES)
+    KERNEL(c, (halves_of<quant<TYPE>>), dim3((blocks + each - 1) / each), dim3(256), 0, p, blocks, \
+           (uint4 *)out)
+    QUANT_SWITCH(w->type, HALVES)
 #undef HALVES
 }

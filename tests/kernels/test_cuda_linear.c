@@ -1,5 +1,5 @@
 /* What the GPU backend promises of its products beyond the tolerances of test_kn_linear.c: the order of every sum of
- * quantised weights, to the bit, up to 64 rows; and inputs beyond the range of halves. */
+ * quantised weights, to the bit, up to 64 rows; what they expand to beyond; and inputs beyond the range of halves. */
 #include "kernels_device.h"
 
 /* ---- the documented orders, in plain C ---- */
@@ -169,6 +169,46 @@ static void long_rows_are_split_among_blocks(void **state)
     kd_each(check_split);
 }
 
+/* More than 64 rows: weights are expanded to halves. Rows of the identity show every one of them; the smallest scratch cuts the
+ * large matrix into slices. */
+static void check_expanded(struct kn *kn)
+{
+    for (size_t t = 0; t < kc_n_types; t++) {
+        const struct kn_type_info *info = kn_type_find(kc_types[t]);
+        uint32_t c = info->block == 256 ? 256 : 160, o = t % 2 ? 67 : 64;
+        if (info->block == 1)
+            continue;
+        if (kc_types[t] == KN_Q8_0 || kc_types[t] == KN_Q6_K)
+            o = 2300; /* more than a MiB of halves */
+        struct kn_tensor w = kc_tensor(kc_types[t], o, c, 4);
+        float *values = kc_tensor_values(&w), *x = calloc((size_t)c * c, sizeof *x);
+        float *got = malloc((size_t)c * o * sizeof *got);
+        assert_true(x && got);
+        for (uint32_t k = 0; k < c; k++)
+            x[k * c + k] = 1.0f;
+        struct kn_weight *dev = kc_load(kn, &w);
+        kc_linear(kn, dev, &w, x, c, got);
+        for (uint32_t k = 0; k < c; k++)
+            for (uint32_t i = 0; i < o; i++) {
+                float want = (float)(_Float16)values[(size_t)i * c + k];
+                if (got[(size_t)k * o + i] != want)
+                    fail_msg("%s: %s, row %u, column %u: %g, expected %g", kd_label(), info->name,
+                             i, k, (double)got[(size_t)k * o + i], (double)want);
+            }
+        kn->ops->weight_free(kn, &dev);
+        kc_tensor_free(&w);
+        free(values);
+        free(x);
+        free(got);
+    }
+}
+
+static void weights_expand_to_the_nearest_halves(void **state)
+{
+    (void)state;
+    kd_each(check_expanded);
+}
+
 /* Values that no half can hold, in products that multiply halves: scaled by a power of two. */
 static void check_large(struct kn *kn)
 {
@@ -213,6 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_of_quantised_weights_have_their_order),
         cmocka_unit_test(long_rows_are_split_among_blocks),
+        cmocka_unit_test(weights_expand_to_the_nearest_halves),
         cmocka_unit_test(values_beyond_halves_do_not_overflow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
