@@ -62,52 +62,57 @@ static void queries_load(const struct attn_job *j, const struct queries *u, floa
     }
 }
 
-/* Lines of one head: slot s is at first + s / 64 pages + s % 64 lines. */
-struct lines {
-    const char *first;
-    size_t stride, bytes;
-};
-
-static struct lines lines_of(const struct kn_seq *s, uint32_t layer, enum kn_kv_part part,
-                             uint32_t kv_head)
+/* Are n slots neighbours in one page? That is how they lie until a prune. */
+static bool slots_run(const uint32_t *slots, uint32_t n)
 {
-    return (struct lines){kn_kv_row(s->kv, 0, layer, part, kv_head), s->kv->stride,
-                          kn_kv_line_bytes(s->kv)};
+    uint32_t off = 0;
+    for (uint32_t i = 0; i < n; i++)
+        off |= slots[i] ^ (slots[0] + i);
+    return off == 0 && slots[0] % KN_PAGE_ROWS + n <= KN_PAGE_ROWS;
 }
 
-static inline const char *line_at(const struct lines *l, uint32_t slot)
-{
-    return l->first + slot / KN_PAGE_ROWS * l->stride + slot % KN_PAGE_ROWS * l->bytes;
-}
-
+/* The tile's rows that somebody in the block may see: up to hi. */
 static void rows_find(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, uint32_t tile,
                       uint32_t hi, struct attn_rows *r)
 {
     uint32_t first = tile * KN_TILE;
-    struct lines k = lines_of(s, layer, KN_KV_K, kv_head), v = lines_of(s, layer, KN_KV_V, kv_head);
+    const uint32_t *slots = s->slots + first;
+    const uint8_t *page = kn_kv_row(s->kv, 0, layer, KN_KV_K, kv_head);
+    size_t bytes = kn_kv_line_bytes(s->kv), stride = s->kv->stride;
     r->type = s->kv->type;
     r->d = s->kv->head_dim;
     r->n = KN_MIN((uint32_t)KN_TILE, KN_MIN(hi, s->n) - first);
-    for (uint32_t i = 0; i < r->n; i++) {
-        uint32_t slot = s->slots[first + i];
-        r->k[i] = line_at(&k, slot);
-        r->v[i] = line_at(&v, slot);
+    r->to_v = (const uint8_t *)kn_kv_row(s->kv, 0, layer, KN_KV_V, kv_head) - page;
+    if (slots_run(slots, r->n)) {
+        const uint8_t *at =
+            page + slots[0] / KN_PAGE_ROWS * stride + slots[0] % KN_PAGE_ROWS * bytes;
+        for (uint32_t i = 0; i < r->n; i++)
+            r->k[i] = at + i * bytes;
+    } else {
+        for (uint32_t i = 0; i < r->n; i++)
+            r->k[i] = page + slots[i] / KN_PAGE_ROWS * stride + slots[i] % KN_PAGE_ROWS * bytes;
     }
     for (uint32_t i = r->n; i < KN_TILE; i++) /* whole registers of keys, seen by nobody */
         r->k[i] = r->k[r->n - 1];
 }
 
-/* Asks memory for keys or values of a tile that comes next: lines lie anywhere, and no hardware foresees a slot list.
- * To the second level: the first is full of this tile. */
-static void rows_prefetch(const struct kn_seq *s, uint32_t layer, enum kn_kv_part part,
-                          uint32_t kv_head, uint32_t tile)
+static void tile_rows(const struct attn_job *j, const struct queries *u, uint32_t tile,
+                      struct attn_rows *r)
 {
-    struct lines l = lines_of(s, layer, part, kv_head);
-    for (uint32_t i = tile * KN_TILE; i < KN_MIN((tile + 1) * KN_TILE, s->n); i++) {
-        const char *p = line_at(&l, s->slots[i]);
-        for (size_t at = 0; at < l.bytes; at += 64)
-            __builtin_prefetch(p + at, 0, 2);
-    }
+    uint32_t hi = 0;
+    for (uint32_t i = 0; i < u->block->n_rows; i++)
+        hi = KN_MAX(hi, j->b->hi[u->block->row + i]);
+    rows_find(u->seq, j->layer, u->kv_head, tile, hi, r);
+}
+
+/* Asks memory for lines of a tile that comes next, at once: for many queries, whose arithmetic takes longer than memory
+ * does. Lines lie anywhere, and no hardware foresees a slot list. To the second level: the first is full of this tile.
+ * ahead: 0 for keys, to_v for values. */
+static void lines_ask(const struct attn_rows *r, size_t ahead, size_t bytes)
+{
+    for (uint32_t i = 0; i < r->n; i++)
+        for (size_t at = 0; at < bytes; at += 64)
+            __builtin_prefetch((const char *)r->k[i] + ahead + at, 0, 2);
 }
 
 /* What the rows of the block see of a tile: lo, hi per query. */
@@ -126,24 +131,25 @@ static void visible(const struct attn_job *j, const struct queries *u, uint32_t 
     }
 }
 
-/* The unit's (m, l, acc) of one tile. t: q, m, l and acc are set by the caller. */
+/* The unit's (m, l, acc) of one tile, and memory is asked for the next one's rows, if any. t: q, m, l and acc are set by
+ * the caller. */
 static void tile_attend(const struct attn_job *j, const struct queries *u, uint32_t tile,
                         struct cpu_scratch *room, struct attn_tile *t)
 {
-    struct attn_rows rows;
-    uint32_t hi = 0;
-    for (uint32_t r = 0; r < u->block->n_rows; r++)
-        hi = KN_MAX(hi, j->b->hi[u->block->row + r]);
-    rows_find(u->seq, j->layer, u->kv_head, tile, hi, &rows);
+    const struct attn_rows *rows = &room->rows[room->now];
+    const struct attn_rows *next = room->more ? &room->rows[1 - room->now] : NULL;
+    size_t bytes = kn_kv_line_bytes(u->seq->kv);
     /* few queries: turning keys and expanding values first would cost more than it saves */
     bool direct = u->n_q <= ATTN_DIRECT_MAX && j->d == j->d_pad;
-    bool turned = !direct || u->n_q > j->c->attn->turn_max, more = tile + 1 < u->block->end_tile;
+    bool turned = !direct || u->n_q > j->c->attn->turn_max;
     if (turned)
-        j->c->attn->load(&rows, room->kt, direct ? NULL : room->v);
+        j->c->attn->load(rows, room->kt, direct ? NULL : room->v);
     t->kt = turned ? room->kt : NULL;
-    t->rows = direct ? &rows : NULL;
-    if (more)
-        rows_prefetch(u->seq, j->layer, KN_KV_K, u->kv_head, tile + 1);
+    t->spread = room->kt;
+    t->rows = direct ? rows : NULL;
+    t->next = direct ? next : NULL;
+    if (next && turned) /* else scores asks */
+        lines_ask(next, 0, bytes);
     visible(j, u, tile, room->lo, room->hi);
     t->d_pad = j->d_pad;
     t->v = room->v;
@@ -153,10 +159,11 @@ static void tile_attend(const struct attn_job *j, const struct queries *u, uint3
     t->hi = room->hi;
     t->s = room->s;
     j->c->attn->scores(t);
-    if (more)
-        rows_prefetch(u->seq, j->layer, KN_KV_V, u->kv_head, tile + 1);
+    if (next && !direct) /* else values asks */
+        lines_ask(next, next->to_v, bytes);
     j->c->attn->weights(t);
     j->c->attn->values(t);
+    room->now = 1 - room->now;
 }
 
 static void sums_clear(uint32_t n_q, float *m, float *l)
@@ -198,7 +205,13 @@ static void whole_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
         struct attn_merge g = {u.n_q, j->d_pad, room->m_run, room->l_run, room->a, t.m, t.l, t.acc};
         queries_load(j, &u, room->q);
         state_clear(u.n_q, j->d_pad, &g);
-        for (uint32_t tile = u.block->first_tile; tile < u.block->end_tile; tile++) {
+        uint32_t tile = u.block->first_tile, end_tile = u.block->end_tile;
+        if (tile < end_tile)
+            tile_rows(j, &u, tile, &room->rows[room->now]);
+        for (; tile < end_tile; tile++) {
+            room->more = tile + 1 < end_tile;
+            if (room->more)
+                tile_rows(j, &u, tile + 1, &room->rows[1 - room->now]);
             tile_attend(j, &u, tile, room, &t);
             j->c->attn->merge(&g);
         }
@@ -219,16 +232,26 @@ static struct attn_tile part_at(float *p, uint32_t n_q)
     return (struct attn_tile){.m = p, .l = p + n_q, .acc = p + 2 * n_q};
 }
 
+static void part_rows(const struct attn_job *j, uint32_t item, struct attn_rows *r)
+{
+    struct queries u = queries_of(j, j->block, item / j->n_tiles);
+    tile_rows(j, &u, j->first_tile + item % j->n_tiles, r);
+}
+
 static void part_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     const struct attn_job *j = ctx;
     struct cpu_scratch *room = &j->c->scratch[thread];
+    part_rows(j, first, &room->rows[room->now]);
     for (uint32_t item = first; item < end; item++) {
         struct queries u = queries_of(j, j->block, item / j->n_tiles);
         struct attn_tile t =
             part_at(j->c->attn_part + item * state_floats(j, j->block->n_rows), u.n_q);
         t.q = room->q;
         queries_load(j, &u, room->q);
+        room->more = item + 1 < end;
+        if (room->more)
+            part_rows(j, item + 1, &room->rows[1 - room->now]);
         tile_attend(j, &u, j->first_tile + item % j->n_tiles, room, &t);
     }
 }

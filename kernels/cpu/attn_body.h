@@ -3,11 +3,12 @@
  *
  * For every query of the tile, over its visible part lo <= j < hi:
  *
- *      s_j = scale * sum over dims (ascending, one fma a step) of q[i] kt[i][j]     lanes: keys j
+ *      s_j = scale * sum over dims of q[i] kt[i][j]                                 lanes: keys j
  *      m = max s_j       p_j = exp(s_j - m)       l = sum p_j
  *      acc[i] = sum over j (ascending, one fma a step) of p_j v[j][i]               lanes: dims i
  *
- * and tiles are merged by one formula (merge). None of this looks at the other queries: several are
+ * and tiles are merged by one formula (merge). The sum over dims is one of CLASSES sums, added up ascending: class c has the
+ * dims i with i / SIMD_KEYS % CLASSES == c, ascending, one fma a step (dots_turning wants it so). None of this looks at the other queries: several are
  * taken together only so that a loaded register of keys or values serves them all. */
 #include <math.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define VECS 4 /* registers beside each other: 4 x SIMD_QUERIES chains */
 #define TILE KN_TILE
+#define CLASSES (VF_N / SIMD_KEYS)
 
 /* ---- load
  * ------------------------------------------------------------------------------------------- */
@@ -45,17 +47,22 @@ static float row_one(enum kn_type type, const void *row, uint32_t d)
     return type == KN_F16 ? kn_f16_to_f32(h) : kn_bf16_to_f32(h);
 }
 
+static inline const void *value_row(const struct attn_rows *r, uint32_t j)
+{
+    return (const uint8_t *)r->k[j] + r->to_v;
+}
+
 /* Dims d .. d + VF_N of row j; zeros where there is no row, and behind its end. */
 static __attribute__((noinline)) vf row_part(enum kn_type type, const struct attn_rows *r,
-                                             const void *const *rows, uint32_t j, uint32_t d)
+                                             const void *row, uint32_t j, uint32_t d)
 {
     float part[VF_N];
     if (j >= r->n)
         return vf_set1(0.0f);
     if (d + VF_N <= r->d)
-        return row_vec(type, rows[j], d);
+        return row_vec(type, row, d);
     for (uint32_t i = 0; i < VF_N; i++)
-        part[i] = d + i < r->d ? row_one(type, rows[j], d + i) : 0.0f;
+        part[i] = d + i < r->d ? row_one(type, row, d + i) : 0.0f;
     return vf_load(part);
 }
 
@@ -66,7 +73,7 @@ INLINE void turn(enum kn_type type, bool whole, const struct attn_rows *r, uint3
         vf t[VF_N];
 #pragma GCC unroll 16
         for (uint32_t i = 0; i < VF_N; i++)
-            t[i] = whole ? row_vec(type, r->k[j + i], d) : row_part(type, r, r->k, j + i, d);
+            t[i] = whole ? row_vec(type, r->k[j + i], d) : row_part(type, r, r->k[j + i], j + i, d);
         vf_transpose(t);
 #pragma GCC unroll 16
         for (uint32_t i = 0; i < VF_N; i++)
@@ -87,8 +94,8 @@ INLINE void load_type(enum kn_type type, const struct attn_rows *r, float *kt, f
             turn(type, false, r, j, kt);
     for (uint32_t j = 0; v && j < TILE; j++, v += d_pad)
         for (uint32_t d = 0; d < d_pad; d += VF_N)
-            vf_store(v + d, even && j < r->n && d < r->d ? row_vec(type, r->v[j], d)
-                                                         : row_part(type, r, r->v, j, d));
+            vf_store(v + d, even && j < r->n && d < r->d ? row_vec(type, value_row(r, j), d)
+                                                         : row_part(type, r, value_row(r, j), j, d));
 }
 
 static void load(const struct attn_rows *r, float *kt, float *v)
@@ -106,17 +113,19 @@ static void load(const struct attn_rows *r, float *kt, float *v)
 /* ---- scores
  * ----------------------------------------------------------------------------------------- */
 
-INLINE void dots(const struct attn_tile *t, uint32_t first, const uint32_t n)
+/* One class of the sums of n queries and VECS registers of keys from j on. */
+INLINE void dots_class(const struct attn_tile *t, uint32_t first, const uint32_t n, uint32_t j,
+                       uint32_t class)
 {
     const float *q = t->q + (size_t)first * t->d_pad;
-    for (uint32_t j = 0; j < TILE; j += VECS * VF_N) {
-        vf acc[SIMD_QUERIES][VECS];
+    vf acc[SIMD_QUERIES][VECS];
 #pragma GCC unroll 8
-        for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++)
 #pragma GCC unroll 4
-            for (int c = 0; c < VECS; c++)
-                acc[i][c] = vf_set1(0.0f);
-        for (uint32_t d = 0; d < t->d_pad; d++) {
+        for (int c = 0; c < VECS; c++)
+            acc[i][c] = vf_set1(0.0f);
+    for (uint32_t at = class * SIMD_KEYS; at < t->d_pad; at += VF_N)
+        for (uint32_t d = at; d < at + SIMD_KEYS; d++) {
             vf k[VECS];
 #pragma GCC unroll 4
             for (int c = 0; c < VECS; c++)
@@ -130,41 +139,89 @@ INLINE void dots(const struct attn_tile *t, uint32_t first, const uint32_t n)
             }
         }
 #pragma GCC unroll 8
-        for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++)
 #pragma GCC unroll 4
-            for (int c = 0; c < VECS; c++)
-                vf_store(t->s + (size_t)(first + i) * TILE + j + c * VF_N,
-                         vf_mul(acc[i][c], vf_set1(t->scale)));
-    }
+        for (int c = 0; c < VECS; c++) {
+            float *s = t->s + (size_t)(first + i) * TILE + j + c * VF_N;
+            vf sum = class == 0 ? acc[i][c] : vf_add(vf_load(s), acc[i][c]);
+            vf_store(s, class + 1 == CLASSES ? vf_mul(sum, vf_set1(t->scale)) : sum);
+        }
 }
 
-/* Keys straight from the pages, turned in registers: for so few queries that kt would be written to be read once.
- * The same sums in the same order as dots. n >= t->n_q; what lies beyond is computed and dropped. */
+INLINE void dots(const struct attn_tile *t, uint32_t first, const uint32_t n)
+{
+    for (uint32_t j = 0; j < TILE; j += VECS * VF_N)
+        for (uint32_t class = 0; class < CLASSES; class ++)
+            dots_class(t, first, n, j, class);
+}
+
+/* Asks memory for what is at value d of a line, if a new 64 bytes begin there; `type` is known to the compiler. The tile
+ * after this one is asked for bit by bit between this one's arithmetic: all at once, the arithmetic would wait for the
+ * last line. To the second level: the first is full of this tile. */
+INLINE void ask(enum kn_type type, const void *line, uint32_t d)
+{
+    const uint32_t step = type == KN_F32 ? 16 : type == KN_Q8_0 ? 64 : 32;
+    if (d % step == 0)
+        __builtin_prefetch((const char *)line + (size_t)d / step * 64, 0, 2);
+}
+
+/* A query for dots_turning: vector SIMD_KEYS c + i has dim VF_N c + SIMD_KEYS q + i in all lanes of quarter q. */
+static void spread(const struct attn_tile *t)
+{
+    float *to = t->spread;
+    for (uint32_t i = 0; i < t->n_q * t->d_pad; i += VF_N)
+        for (int k = 0; k < SIMD_KEYS; k++, to += VF_N)
+            vf_store(to, vf_spread(vf_load(t->q + i), k));
+}
+
+/* Keys straight from the pages, for so few queries that kt would be written to be read once: turned in registers, and only
+ * within 128 bits, which is half the work. Four keys' dims 16 c .. 16 c + 15:
+ *
+ *     key 0   | 0 1 2 3 | 4 5 6 7 | ..                 key  | 0 1 2 3 | 0 1 2 3 | ..
+ *     key 1   | 0 1 2 3 | 4 5 6 7 | ..   -- turn -->   dim  | 0 0 0 0 | 4 4 4 4 | ..   times q's | 0 0 0 0 | 4 4 4 4 | ..
+ *     ..                                               dim  | 1 1 1 1 | 5 5 5 5 | ..
+ *
+ * A quarter of a register sums one class, and the classes are added last (fold). The same sums in the same order as dots.
+ * n >= t->n_q; what lies beyond is computed and dropped. */
 INLINE void dots_turning(enum kn_type type, const struct attn_tile *t, const uint32_t n)
 {
+    const uint32_t beside = n <= 4 ? CLASSES : (CLASSES + 1) / 2; /* sums at a time, for registers */
+    spread(t);
     for (uint32_t j = 0; j < t->rows->n; j += VF_N) {
-        const void *const *rows = t->rows->k + j;
-        vf acc[SIMD_TURN_MAX];
+        vf acc[SIMD_TURN_MAX][CLASSES];
+#pragma GCC unroll 4
+        for (uint32_t g0 = 0; g0 < CLASSES; g0 += beside) {
 #pragma GCC unroll 8
-        for (uint32_t i = 0; i < n; i++)
-            acc[i] = vf_set1(0.0f);
-        for (uint32_t d = 0; d < t->d_pad; d += VF_N) {
-            vf k[VF_N];
-#pragma GCC unroll 16
-            for (uint32_t i = 0; i < VF_N; i++)
-                k[i] = row_vec(type, rows[i], d);
-            vf_transpose(k);
-            const float *q = t->q + d;
-#pragma GCC unroll 16
-            for (uint32_t i = 0; i < VF_N; i++)
+            for (uint32_t h = 0; h < n; h++)
+#pragma GCC unroll 4
+                for (uint32_t g = g0; g < g0 + beside; g++)
+                    acc[h][g] = vf_set1(0.0f);
+            for (uint32_t d = 0; d < t->d_pad; d += VF_N) {
+                const float *q = t->spread + (size_t)d * SIMD_KEYS;
+#pragma GCC unroll 4
+                for (uint32_t g = g0; g < g0 + beside; g++) {
+                    vf k[SIMD_KEYS];
+#pragma GCC unroll 4
+                    for (uint32_t i = 0; i < SIMD_KEYS; i++)
+                        k[i] = row_vec(type, t->rows->k[j + g * SIMD_KEYS + i], d);
+                    for (uint32_t i = 0; t->next && i < SIMD_KEYS; i++)
+                        ask(type, t->next->k[j + g * SIMD_KEYS + i], d);
+                    vf_turn(k);
+#pragma GCC unroll 4
+                    for (uint32_t i = 0; i < SIMD_KEYS; i++)
 #pragma GCC unroll 8
-                for (uint32_t h = 0; h < n; h++)
-                    acc[h] = vf_fma(vf_set1(q[h * t->d_pad + i]), k[i], acc[h]);
+                        for (uint32_t h = 0; h < n; h++)
+                            acc[h][g] =
+                                vf_fma(vf_load(q + (size_t)h * t->d_pad * SIMD_KEYS + i * VF_N),
+                                       k[i], acc[h][g]);
+                }
+            }
         }
 #pragma GCC unroll 8
-        for (uint32_t i = 0; i < n; i++)
-            if (i < t->n_q)
-                vf_store(t->s + (size_t)i * TILE + j, vf_mul(acc[i], vf_set1(t->scale)));
+        for (uint32_t h = 0; h < n; h++)
+            if (h < t->n_q)
+                vf_store(t->s + (size_t)h * TILE + j,
+                         vf_mul(vf_fold(acc[h]), vf_set1(t->scale)));
     }
 }
 
@@ -263,7 +320,7 @@ INLINE vf value(enum source from, const struct attn_tile *t, uint32_t j, uint32_
 {
     if (from == FROM_TILE)
         return vf_load(t->v + (size_t)j * t->d_pad + d);
-    return row_vec((enum kn_type)from, t->rows->v[j], d);
+    return row_vec((enum kn_type)from, value_row(t->rows, j), d);
 }
 
 /* n queries that see the same lo <= j < hi; `vecs` registers of dims from d on. */
@@ -282,6 +339,9 @@ INLINE void mix(enum source from, const struct attn_tile *t, uint32_t first, con
 #pragma GCC unroll 4
         for (int c = 0; c < vecs; c++)
             v[c] = value(from, t, j, d + (uint32_t)c * VF_N);
+        if (from != FROM_TILE && first == 0 && t->next)
+            for (int c = 0; c < vecs; c++)
+                ask((enum kn_type)from, value_row(t->next, j), d + (uint32_t)c * VF_N);
 #pragma GCC unroll 8
         for (uint32_t i = 0; i < n; i++) {
             vf x = vf_set1(p[i * TILE + j]);

@@ -40,6 +40,9 @@ struct cpu_scratch {
     float a_t[ATTN_Q_MAX * KN_HEAD_DIM_MAX], s[ATTN_Q_MAX * KN_TILE];
     float m_run[ATTN_Q_MAX], l_run[ATTN_Q_MAX], m_t[ATTN_Q_MAX], l_t[ATTN_Q_MAX];
     uint8_t lo[ATTN_Q_MAX], hi[ATTN_Q_MAX];
+    struct attn_rows rows[2]; /* of the tile that is looked at, rows[now], and if `more`, of the one after it */
+    unsigned now;
+    bool more;
 };
 
 /* Neighbouring rows of one sequence: they share tiles. */

@@ -125,11 +125,13 @@ struct scale_src {
     uint32_t first, n_blocks; /* first: multiple of 8 */
 };
 
-/* Where one tile's rows lie: n of them, lines of [d] values; the rest of the 64 are zeros. k[n..] are k[n - 1]. */
+/* Where one tile's rows lie: n of them, lines of [d] values; the rest of the 64 are zeros. k[n..] are k[n - 1].
+ * A key's value is to_v bytes behind it. */
 struct attn_rows {
     enum kn_type type;
     uint32_t d, n;
-    const void *k[KN_TILE], *v[KN_TILE];
+    size_t to_v;
+    const void *k[KN_TILE];
 };
 
 /* Queries that share one tile of keys and values. */
@@ -139,8 +141,10 @@ struct attn_tile {
     const float *kt;              /* [d_pad][64]: keys, turned; NULL: from rows, n_q <= turn_max */
     const float *v;               /* [64][d_pad] */
     const struct attn_rows *rows; /* not NULL: values are read from here, not from v; d == d_pad */
+    const struct attn_rows *next; /* not NULL: memory is asked for these on the way; only with rows */
     uint32_t n_q;
     const float *q; /* [n_q][d_pad] */
+    float *spread;  /* [n_q][d_pad][4] scratch, where kt is NULL */
     float scale;
     const uint8_t *lo, *hi; /* [n_q] the visible part of the tile, lo < hi, or lo == hi: none */
     float *s;               /* [n_q][64] scratch: scores, then weights */

@@ -13,6 +13,7 @@
 #else
 #define SIMD_TURN_MAX 4 /* beside 8 of keys */
 #endif
+#define SIMD_KEYS 4     /* of a 128-bit lane: see dots_turning of attn_body.h */
 typedef __m256 vf;
 
 static inline vf vf_load(const float *p)
@@ -150,6 +151,28 @@ static inline void vf_transpose(vf r[8])
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++)
         r[i] = t[i];
+}
+
+/* The same within 128 bits: r[i] lane 4 q + k <-> r[k] lane 4 q + i. */
+static inline void vf_turn(vf r[4])
+{
+    vf a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
+    vf c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
+    r[0] = _mm256_shuffle_ps(a, c, 0x44);
+    r[1] = _mm256_shuffle_ps(a, c, 0xee);
+    r[2] = _mm256_shuffle_ps(b, d, 0x44);
+    r[3] = _mm256_shuffle_ps(b, d, 0xee);
+}
+/* Lane 4 q + i of v in all four lanes of quarter q; i is 0 .. 3. */
+static inline vf vf_spread(vf v, int i)
+{
+    return _mm256_permutevar_ps(v, _mm256_set1_epi32(i));
+}
+/* Lane 4 g + k: the sum over q, ascending, of lane 4 q + k of r[g]. */
+static inline vf vf_fold(const vf r[2])
+{
+    return _mm256_add_ps(_mm256_permute2f128_ps(r[0], r[1], 0x20),
+                         _mm256_permute2f128_ps(r[0], r[1], 0x31));
 }
 
 #include "simd_math.h"

@@ -11,8 +11,9 @@
 #if defined(__SANITIZE_ADDRESS__) /* every load is a call there: compilers take minutes */
 #define SIMD_TURN_MAX 2
 #else
-#define SIMD_TURN_MAX 8 /* beside 16 of keys */
+#define SIMD_TURN_MAX 8
 #endif
+#define SIMD_KEYS 4 /* of a 128-bit lane: see dots_turning of attn_body.h */
 typedef __m512 vf;
 
 static inline vf vf_load(const float *p)
@@ -146,6 +147,32 @@ static inline void vf_transpose(vf r[16])
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         r[i] = t[i];
+}
+
+/* The same within 128 bits: r[i] lane 4 q + k <-> r[k] lane 4 q + i. */
+static inline void vf_turn(vf r[4])
+{
+    vf a = _mm512_unpacklo_ps(r[0], r[1]), b = _mm512_unpackhi_ps(r[0], r[1]);
+    vf c = _mm512_unpacklo_ps(r[2], r[3]), d = _mm512_unpackhi_ps(r[2], r[3]);
+    r[0] = _mm512_shuffle_ps(a, c, 0x44);
+    r[1] = _mm512_shuffle_ps(a, c, 0xee);
+    r[2] = _mm512_shuffle_ps(b, d, 0x44);
+    r[3] = _mm512_shuffle_ps(b, d, 0xee);
+}
+/* Lane 4 q + i of v in all four lanes of quarter q; i is 0 .. 3. */
+static inline vf vf_spread(vf v, int i)
+{
+    return _mm512_permutevar_ps(v, _mm512_set1_epi32(i));
+}
+/* Lane 4 g + k: the sum over q, ascending, of lane 4 q + k of r[g]. */
+static inline vf vf_fold(const vf r[4])
+{
+    vf lo01 = _mm512_shuffle_f32x4(r[0], r[1], 0x44), hi01 = _mm512_shuffle_f32x4(r[0], r[1], 0xee);
+    vf lo23 = _mm512_shuffle_f32x4(r[2], r[3], 0x44), hi23 = _mm512_shuffle_f32x4(r[2], r[3], 0xee);
+    vf sum = _mm512_add_ps(_mm512_shuffle_f32x4(lo01, lo23, 0x88),
+                           _mm512_shuffle_f32x4(lo01, lo23, 0xdd));
+    sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(hi01, hi23, 0x88));
+    return _mm512_add_ps(sum, _mm512_shuffle_f32x4(hi01, hi23, 0xdd));
 }
 
 #include "simd_math.h"

@@ -9,6 +9,7 @@
 #define VF_N 1
 #define SIMD_QUERIES 2
 #define SIMD_TURN_MAX 2
+#define SIMD_KEYS 1
 typedef float vf;
 
 static inline vf vf_load(const float *p)
@@ -106,6 +107,19 @@ static inline float vf_top(vf v)
 static inline void vf_transpose(vf r[1])
 {
     (void)r;
+}
+static inline void vf_turn(vf r[1])
+{
+    (void)r;
+}
+static inline vf vf_spread(vf v, int i)
+{
+    (void)i;
+    return v;
+}
+static inline vf vf_fold(const vf r[1])
+{
+    return r[0];
 }
 
 #include "simd_math.h"
