@@ -3,17 +3,22 @@
  * Neighbouring rows of one sequence form a block; the query heads of one KV head (up to ATTN_Q_MAX) form a
  * unit. Block x unit = up to ATTN_Q_MAX queries that share every tile of keys and values they look at.
  *
- *   many blocks (prefill, scores, several sequences):  item = (block, unit), tiles ascending inside
- *   few blocks (decode of one long sequence):          item = (unit, tile) -> part (m, l, acc) in memory;
+ *   many blocks (prefill, scores, several sequences):  item = (block, unit), spans ascending inside
+ *   few blocks (decode of one long sequence):          item = (unit, span) -> part (m, l, acc) in memory;
  *                                                      then item = unit merges its parts, ascending
  *
- * Both ways merge the same numbers by the same formula in the same order, so a row's result does not tell
- * which way was taken. Tile borders are cache indices 64 t. */
+ *   | tile tile tile tile | tile tile tile tile | ..    64 cache indices a tile, ATTN_SPAN tiles a span
+ *   '------- span --------'------- span --------'
+ *
+ * A span's tiles are merged into an empty state, ascending, and spans into another one: the same numbers by the same
+ * formula in the same order both ways, so a row's result does not tell which way was taken. Borders are cache indices. */
 #include "cpu.h"
 #include "kn_kv_addr.h"
 #include "ops.h"
 #include <math.h>
 
+#define ATTN_SPAN                                                                                  \
+    4 /* of parts of one tile there would be four times as many to merge, one after the other */
 #define ATTN_DIRECT_MAX 8 /* queries up to which values are used where they lie */
 
 struct attn_job {
@@ -29,7 +34,7 @@ struct attn_job {
     float *out;
     /* a split block */
     const struct attn_block *block;
-    uint32_t first_tile, n_tiles; /* of this pass */
+    uint32_t first_span, n_spans; /* of this pass */
     bool first_pass, last_pass;
 };
 
@@ -193,29 +198,70 @@ static void finish(const struct attn_job *j, const struct queries *u, const floa
     }
 }
 
+/* The tiles of one span that one unit of a block looks at. */
+struct place {
+    struct queries u;
+    uint32_t tile, end_tile;
+};
+
+static struct place place_of(const struct attn_job *j, const struct attn_block *block,
+                             uint32_t unit, uint32_t span)
+{
+    return (struct place){.u = queries_of(j, block, unit),
+                          .tile = KN_MAX(block->first_tile, span * ATTN_SPAN),
+                          .end_tile = KN_MIN(block->end_tile, (span + 1) * ATTN_SPAN)};
+}
+
+/* The state of the tiles of p, into g. Memory is asked for what the thread looks at next: `after`, or NULL where it does not
+ * know. room: q is set, and rows[now] are those of p's first tile; behind it those of after's. */
+static void span_attend(const struct attn_job *j, const struct place *p, const struct place *after,
+                        struct cpu_scratch *room, struct attn_merge *g)
+{
+    struct attn_tile t = {.q = room->q, .m = room->m_t, .l = room->l_t, .acc = room->a_t};
+    g->m_t = t.m;
+    g->l_t = t.l;
+    g->acc_t = t.acc;
+    state_clear(p->u.n_q, j->d_pad, g);
+    for (uint32_t tile = p->tile; tile < p->end_tile; tile++) {
+        struct attn_rows *next = &room->rows[1 - room->now];
+        room->more = tile + 1 < p->end_tile || after;
+        if (tile + 1 < p->end_tile)
+            tile_rows(j, &p->u, tile + 1, next);
+        else if (after)
+            tile_rows(j, &after->u, after->tile, next);
+        tile_attend(j, &p->u, tile, room, &t);
+        j->c->attn->merge(g);
+    }
+}
+
+static uint32_t spans_end(const struct attn_block *block)
+{
+    return (block->end_tile + ATTN_SPAN - 1) / ATTN_SPAN;
+}
+
 /* Items: (block, unit). The last blocks of a prompt see most: they go first. */
 static void whole_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     const struct attn_job *j = ctx;
     struct cpu_scratch *room = &j->c->scratch[thread];
     for (uint32_t item = first; item < end; item++) {
-        uint32_t block = j->n_blocks - 1 - item / j->n_units;
-        struct queries u = queries_of(j, &j->c->attn_blocks[block], item % j->n_units);
-        struct attn_tile t = {.q = room->q, .m = room->m_t, .l = room->l_t, .acc = room->a_t};
-        struct attn_merge g = {u.n_q, j->d_pad, room->m_run, room->l_run, room->a, t.m, t.l, t.acc};
-        queries_load(j, &u, room->q);
-        state_clear(u.n_q, j->d_pad, &g);
-        uint32_t tile = u.block->first_tile, end_tile = u.block->end_tile;
-        if (tile < end_tile)
-            tile_rows(j, &u, tile, &room->rows[room->now]);
-        for (; tile < end_tile; tile++) {
-            room->more = tile + 1 < end_tile;
-            if (room->more)
-                tile_rows(j, &u, tile + 1, &room->rows[1 - room->now]);
-            tile_attend(j, &u, tile, room, &t);
-            j->c->attn->merge(&g);
+        const struct attn_block *block = &j->c->attn_blocks[j->n_blocks - 1 - item / j->n_units];
+        uint32_t unit = item % j->n_units, span = block->first_tile / ATTN_SPAN;
+        struct place p = place_of(j, block, unit, span), after;
+        struct attn_merge g = {p.u.n_q,      j->d_pad, room->m_span, room->l_span,
+                               room->a_span, NULL,     NULL,         NULL};
+        struct attn_merge run = {p.u.n_q, j->d_pad,     room->m_run,  room->l_run,
+                                 room->a, room->m_span, room->l_span, room->a_span};
+        queries_load(j, &p.u, room->q);
+        state_clear(p.u.n_q, j->d_pad, &run);
+        if (p.tile < p.end_tile)
+            tile_rows(j, &p.u, p.tile, &room->rows[room->now]);
+        for (; span < spans_end(block); span++, p = after) {
+            after = place_of(j, block, unit, span + 1);
+            span_attend(j, &p, span + 1 < spans_end(block) ? &after : NULL, room, &g);
+            j->c->attn->merge(&run);
         }
-        finish(j, &u, g.l, g.acc);
+        finish(j, &p.u, run.l, run.acc);
     }
 }
 
@@ -227,32 +273,32 @@ static size_t state_floats(const struct attn_job *j, uint32_t n_rows)
 }
 
 /* m [n_q], l [n_q], acc [n_q][d_pad] at p */
-static struct attn_tile part_at(float *p, uint32_t n_q)
+static struct attn_merge state_at(const struct attn_job *j, float *p, uint32_t n_q)
 {
-    return (struct attn_tile){.m = p, .l = p + n_q, .acc = p + 2 * n_q};
+    return (
+        struct attn_merge){.n_q = n_q, .d_pad = j->d_pad, .m = p, .l = p + n_q, .acc = p + 2 * n_q};
 }
 
-static void part_rows(const struct attn_job *j, uint32_t item, struct attn_rows *r)
+static struct place part_place(const struct attn_job *j, uint32_t item)
 {
-    struct queries u = queries_of(j, j->block, item / j->n_tiles);
-    tile_rows(j, &u, j->first_tile + item % j->n_tiles, r);
+    return place_of(j, j->block, item / j->n_spans, j->first_span + item % j->n_spans);
 }
 
 static void part_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     const struct attn_job *j = ctx;
     struct cpu_scratch *room = &j->c->scratch[thread];
-    part_rows(j, first, &room->rows[room->now]);
-    for (uint32_t item = first; item < end; item++) {
-        struct queries u = queries_of(j, j->block, item / j->n_tiles);
-        struct attn_tile t =
-            part_at(j->c->attn_part + item * state_floats(j, j->block->n_rows), u.n_q);
-        t.q = room->q;
-        queries_load(j, &u, room->q);
-        room->more = item + 1 < end;
-        if (room->more)
-            part_rows(j, item + 1, &room->rows[1 - room->now]);
-        tile_attend(j, &u, j->first_tile + item % j->n_tiles, room, &t);
+    struct place p = part_place(j, first), after;
+    if (p.tile < p.end_tile)
+        tile_rows(j, &p.u, p.tile, &room->rows[room->now]);
+    for (uint32_t item = first; item < end; item++, p = after) {
+        struct attn_merge g =
+            state_at(j, j->c->attn_part + item * state_floats(j, j->block->n_rows), p.u.n_q);
+        bool more = item + 1 < end;
+        if (more)
+            after = part_place(j, item + 1);
+        queries_load(j, &p.u, room->q);
+        span_attend(j, &p, more ? &after : NULL, room, &g);
     }
 }
 
@@ -263,16 +309,16 @@ static void merge_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
     size_t step = state_floats(j, j->block->n_rows);
     for (uint32_t unit = first; unit < end; unit++) {
         struct queries u = queries_of(j, j->block, unit);
-        struct attn_tile run = part_at(j->c->attn_state + unit * step, u.n_q);
-        struct attn_merge g = {u.n_q, j->d_pad, run.m, run.l, run.acc, NULL, NULL, NULL};
+        struct attn_merge run = state_at(j, j->c->attn_state + unit * step, u.n_q);
         if (j->first_pass)
-            state_clear(u.n_q, j->d_pad, &g);
-        for (uint32_t i = 0; i < j->n_tiles; i++) {
-            struct attn_tile t = part_at(j->c->attn_part + (unit * j->n_tiles + i) * step, u.n_q);
-            g.m_t = t.m;
-            g.l_t = t.l;
-            g.acc_t = t.acc;
-            j->c->attn->merge(&g);
+            state_clear(u.n_q, j->d_pad, &run);
+        for (uint32_t i = 0; i < j->n_spans; i++) {
+            struct attn_merge part =
+                state_at(j, j->c->attn_part + (unit * j->n_spans + i) * step, u.n_q);
+            run.m_t = part.m;
+            run.l_t = part.l;
+            run.acc_t = part.acc;
+            j->c->attn->merge(&run);
         }
         if (j->last_pass)
             finish(j, &u, run.l, run.acc);
@@ -283,20 +329,20 @@ static void merge_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
 static void block_split(struct attn_job *j, const struct attn_block *block)
 {
     size_t all = state_floats(j, block->n_rows) * j->n_units;
-    uint32_t fit = (uint32_t)(ATTN_PART_FLOATS / all), end = block->end_tile;
-    uint32_t tile = block->first_tile;
+    uint32_t fit = (uint32_t)(ATTN_PART_FLOATS / all), end = spans_end(block);
+    uint32_t span = block->first_tile / ATTN_SPAN;
     j->block = block;
     do { /* once for a block that sees nothing: its zeros */
-        j->first_tile = tile;
-        j->n_tiles = KN_MIN(fit, end - tile);
-        j->first_pass = tile == block->first_tile;
-        j->last_pass = tile + j->n_tiles == end;
+        j->first_span = span;
+        j->n_spans = KN_MIN(fit, end - span);
+        j->first_pass = span == block->first_tile / ATTN_SPAN;
+        j->last_pass = span + j->n_spans == end;
         uint32_t items =
-            j->n_units * j->n_tiles; /* runs: a tile's successor is asked for in time */
+            j->n_units * j->n_spans; /* runs: a span's successor is asked for in time */
         team_run(j->c->team, part_items, j, items, KN_MAX(1u, items / (2 * team_size(j->c->team))));
         team_run(j->c->team, merge_items, j, j->n_units, 1);
-        tile += j->n_tiles;
-    } while (tile < end);
+        span += j->n_spans;
+    } while (span < end);
 }
 
 /* ---- the ops --------------------------------------------------------------------------------------------- */
@@ -342,14 +388,14 @@ void cpu_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, cons
     uint32_t most = KN_MAX(1u, KN_MIN(share, ATTN_Q_MAX / j.unit_heads));
     bool fits = threads > 1 && state_floats(&j, most) * j.n_units <= ATTN_STATE_FLOATS;
     for (uint32_t row = 0; row < b->n_rows;) {
-        uint32_t tiles = 0;
+        uint32_t spans = 0;
         for (j.n_blocks = 0; row < b->n_rows && j.n_blocks < ATTN_BLOCKS; j.n_blocks++) {
             struct attn_block k = block_at(b, row, most);
             c->attn_blocks[j.n_blocks] = k;
-            tiles = KN_MAX(tiles, k.end_tile - k.first_tile);
+            spans = KN_MAX(spans, spans_end(&k) - k.first_tile / ATTN_SPAN);
             row += k.n_rows;
         }
-        if (fits && tiles > 1 && j.n_blocks * j.n_units < 2 * threads)
+        if (fits && spans > 1 && j.n_blocks * j.n_units < 2 * threads)
             for (uint32_t i = 0; i < j.n_blocks; i++)
                 block_split(&j, &c->attn_blocks[i]);
         else
@@ -361,7 +407,8 @@ void cpu_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, cons
 struct row_job {
     struct attn_job a; /* its q: [n_heads][d] */
     const struct kn_seq *seq;
-    float *part; /* [tiles][2][n_heads] */
+    uint32_t first_tile; /* of this pass */
+    float *part;         /* [tiles][2][n_heads] */
     float *ret;
 };
 
@@ -408,7 +455,7 @@ static void row_sums(void *ctx, unsigned thread, uint32_t first, uint32_t end)
         for (uint32_t unit = 0; unit < a->n_units; unit++) {
             struct attn_tile t;
             float *m = j->part + (size_t)i * 2 * a->n_heads + unit_head(a, unit);
-            row_scores(j, unit, a->first_tile + i, &a->c->scratch[thread], &t);
+            row_scores(j, unit, j->first_tile + i, &a->c->scratch[thread], &t);
             a->c->attn->weights(&t);
             memcpy(m, t.m, t.n_q * sizeof *m);
             memcpy(m + a->n_heads, t.l, t.n_q * sizeof *m);
@@ -451,8 +498,8 @@ void cpu_attention_row(struct kn *kn, const struct kn_seq *s, uint32_t layer, co
     uint32_t n_tiles = (s->n + KN_TILE - 1) / KN_TILE, fit = ATTN_PART_FLOATS / (2 * n_heads);
     float *top = c->attn_state, *sum = top + n_heads;
     sums_clear(n_heads, top, sum);
-    for (; j.a.first_tile < n_tiles; j.a.first_tile += fit) {
-        uint32_t n = KN_MIN(fit, n_tiles - j.a.first_tile);
+    for (; j.first_tile < n_tiles; j.first_tile += fit) {
+        uint32_t n = KN_MIN(fit, n_tiles - j.first_tile);
         j.part = c->attn_part;
         team_run(c->team, row_sums, &j, n, 1);
         for (uint32_t i = 0; i < n; i++)

@@ -21,6 +21,8 @@
 #define VECS 4 /* registers beside each other: 4 x SIMD_QUERIES chains */
 #define TILE KN_TILE
 #define CLASSES (VF_N / SIMD_KEYS)
+#define DOT_QUERIES 3 /* x 2 registers of keys x CLASSES */
+#define DOT_VECS 2
 
 /* ---- load
  * ------------------------------------------------------------------------------------------- */
@@ -94,8 +96,9 @@ INLINE void load_type(enum kn_type type, const struct attn_rows *r, float *kt, f
             turn(type, false, r, j, kt);
     for (uint32_t j = 0; v && j < TILE; j++, v += d_pad)
         for (uint32_t d = 0; d < d_pad; d += VF_N)
-            vf_store(v + d, even && j < r->n && d < r->d ? row_vec(type, value_row(r, j), d)
-                                                         : row_part(type, r, value_row(r, j), j, d));
+            vf_store(v + d, even && j < r->n && d < r->d
+                                ? row_vec(type, value_row(r, j), d)
+                                : row_part(type, r, value_row(r, j), j, d));
 }
 
 static void load(const struct attn_rows *r, float *kt, float *v)
@@ -113,46 +116,47 @@ static void load(const struct attn_rows *r, float *kt, float *v)
 /* ---- scores
  * ----------------------------------------------------------------------------------------- */
 
-/* One class of the sums of n queries and VECS registers of keys from j on. */
-INLINE void dots_class(const struct attn_tile *t, uint32_t first, const uint32_t n, uint32_t j,
-                       uint32_t class)
-{
-    const float *q = t->q + (size_t)first * t->d_pad;
-    vf acc[SIMD_QUERIES][VECS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < n; i++)
-#pragma GCC unroll 4
-        for (int c = 0; c < VECS; c++)
-            acc[i][c] = vf_set1(0.0f);
-    for (uint32_t at = class * SIMD_KEYS; at < t->d_pad; at += VF_N)
-        for (uint32_t d = at; d < at + SIMD_KEYS; d++) {
-            vf k[VECS];
-#pragma GCC unroll 4
-            for (int c = 0; c < VECS; c++)
-                k[c] = vf_load(t->kt + (size_t)d * TILE + j + c * VF_N);
-#pragma GCC unroll 8
-            for (uint32_t i = 0; i < n; i++) {
-                vf x = vf_set1(q[i * t->d_pad + d]);
-#pragma GCC unroll 4
-                for (int c = 0; c < VECS; c++)
-                    acc[i][c] = vf_fma(x, k[c], acc[i][c]);
-            }
-        }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < n; i++)
-#pragma GCC unroll 4
-        for (int c = 0; c < VECS; c++) {
-            float *s = t->s + (size_t)(first + i) * TILE + j + c * VF_N;
-            vf sum = class == 0 ? acc[i][c] : vf_add(vf_load(s), acc[i][c]);
-            vf_store(s, class + 1 == CLASSES ? vf_mul(sum, vf_set1(t->scale)) : sum);
-        }
-}
-
+/* n queries with DOT_VECS registers of keys at a time: every class has its own sums. */
 INLINE void dots(const struct attn_tile *t, uint32_t first, const uint32_t n)
 {
-    for (uint32_t j = 0; j < TILE; j += VECS * VF_N)
-        for (uint32_t class = 0; class < CLASSES; class ++)
-            dots_class(t, first, n, j, class);
+    const float *q = t->q + (size_t)first * t->d_pad;
+    for (uint32_t j = 0; j < TILE; j += DOT_VECS * VF_N) {
+        vf acc[DOT_QUERIES][DOT_VECS][CLASSES];
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < n; i++)
+#pragma GCC unroll 8
+            for (int c = 0; c < DOT_VECS * CLASSES; c++)
+                acc[i][c / CLASSES][c % CLASSES] = vf_set1(0.0f);
+        for (uint32_t at = 0; at < t->d_pad; at += VF_N)
+#pragma GCC unroll 1
+            for (uint32_t d = at; d < at + SIMD_KEYS; d++)
+#pragma GCC unroll 4
+                for (uint32_t class = 0; class < CLASSES; class ++) {
+                    const float *kt = t->kt + (size_t)(d + class * SIMD_KEYS) * TILE + j;
+                    vf k[DOT_VECS];
+#pragma GCC unroll 4
+                    for (int c = 0; c < DOT_VECS; c++)
+                        k[c] = vf_load(kt + c * VF_N);
+#pragma GCC unroll 8
+                    for (uint32_t i = 0; i < n; i++) {
+                        vf x = vf_set1(q[i * t->d_pad + d + class * SIMD_KEYS]);
+#pragma GCC unroll 4
+                        for (int c = 0; c < DOT_VECS; c++)
+                            acc[i][c][class] = vf_fma(x, k[c], acc[i][c][class]);
+                    }
+                }
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < n; i++)
+#pragma GCC unroll 4
+            for (int c = 0; c < DOT_VECS; c++) {
+                vf sum = acc[i][c][0];
+#pragma GCC unroll 4
+                for (int class = 1; class < CLASSES; class ++)
+                    sum = vf_add(sum, acc[i][c][class]);
+                vf_store(t->s + (size_t)(first + i) * TILE + j + c * VF_N,
+                         vf_mul(sum, vf_set1(t->scale)));
+            }
+    }
 }
 
 /* Asks memory for what is at value d of a line, if a new 64 bytes begin there; `type` is known to the compiler. The tile
@@ -185,7 +189,8 @@ static void spread(const struct attn_tile *t)
  * n >= t->n_q; what lies beyond is computed and dropped. */
 INLINE void dots_turning(enum kn_type type, const struct attn_tile *t, const uint32_t n)
 {
-    const uint32_t beside = n <= 4 ? CLASSES : (CLASSES + 1) / 2; /* sums at a time, for registers */
+    const uint32_t beside =
+        n <= 4 ? CLASSES : (CLASSES + 1) / 2; /* sums at a time, for registers */
     spread(t);
     for (uint32_t j = 0; j < t->rows->n; j += VF_N) {
         vf acc[SIMD_TURN_MAX][CLASSES];
@@ -220,8 +225,7 @@ INLINE void dots_turning(enum kn_type type, const struct attn_tile *t, const uin
 #pragma GCC unroll 8
         for (uint32_t h = 0; h < n; h++)
             if (h < t->n_q)
-                vf_store(t->s + (size_t)h * TILE + j,
-                         vf_mul(vf_fold(acc[h]), vf_set1(t->scale)));
+                vf_store(t->s + (size_t)h * TILE + j, vf_mul(vf_fold(acc[h]), vf_set1(t->scale)));
     }
 }
 
@@ -258,12 +262,8 @@ static void scores_turning(const struct attn_tile *t)
 static void scores_turned(const struct attn_tile *t)
 {
     uint32_t i = 0;
-    for (; i + SIMD_QUERIES <= t->n_q; i += SIMD_QUERIES)
-        dots(t, i, SIMD_QUERIES);
-#if SIMD_QUERIES > 3
-    for (; i + 3 <= t->n_q; i += 3)
-        dots(t, i, 3);
-#endif
+    for (; i + DOT_QUERIES <= t->n_q; i += DOT_QUERIES)
+        dots(t, i, DOT_QUERIES);
     for (; i < t->n_q; i++)
         dots(t, i, 1);
 }

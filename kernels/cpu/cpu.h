@@ -37,10 +37,13 @@ struct cpu_scratch {
     float logits[LSE_ROWS * LSE_SLICE];
     float kt[KN_HEAD_DIM_MAX * KN_TILE], v[KN_TILE * KN_HEAD_DIM_MAX];
     float q[ATTN_Q_MAX * KN_HEAD_DIM_MAX], a[ATTN_Q_MAX * KN_HEAD_DIM_MAX];
-    float a_t[ATTN_Q_MAX * KN_HEAD_DIM_MAX], s[ATTN_Q_MAX * KN_TILE];
-    float m_run[ATTN_Q_MAX], l_run[ATTN_Q_MAX], m_t[ATTN_Q_MAX], l_t[ATTN_Q_MAX];
+    float a_span[ATTN_Q_MAX * KN_HEAD_DIM_MAX], a_t[ATTN_Q_MAX * KN_HEAD_DIM_MAX];
+    float s[ATTN_Q_MAX * KN_TILE];
+    float m_run[ATTN_Q_MAX], l_run[ATTN_Q_MAX], m_span[ATTN_Q_MAX], l_span[ATTN_Q_MAX],
+        m_t[ATTN_Q_MAX], l_t[ATTN_Q_MAX];
     uint8_t lo[ATTN_Q_MAX], hi[ATTN_Q_MAX];
-    struct attn_rows rows[2]; /* of the tile that is looked at, rows[now], and if `more`, of the one after it */
+    struct attn_rows
+        rows[2]; /* of the tile that is looked at, rows[now], and if `more`, of the one after it */
     unsigned now;
     bool more;
 };

@@ -141,7 +141,8 @@ struct attn_tile {
     const float *kt;              /* [d_pad][64]: keys, turned; NULL: from rows, n_q <= turn_max */
     const float *v;               /* [64][d_pad] */
     const struct attn_rows *rows; /* not NULL: values are read from here, not from v; d == d_pad */
-    const struct attn_rows *next; /* not NULL: memory is asked for these on the way; only with rows */
+    const struct attn_rows
+        *next; /* not NULL: memory is asked for these on the way; only with rows */
     uint32_t n_q;
     const float *q; /* [n_q][d_pad] */
     float *spread;  /* [n_q][d_pad][4] scratch, where kt is NULL */

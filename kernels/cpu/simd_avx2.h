@@ -13,7 +13,7 @@
 #else
 #define SIMD_TURN_MAX 4 /* beside 8 of keys */
 #endif
-#define SIMD_KEYS 4     /* of a 128-bit lane: see dots_turning of attn_body.h */
+#define SIMD_KEYS 4 /* of a 128-bit lane: see dots_turning of attn_body.h */
 typedef __m256 vf;
 
 static inline vf vf_load(const float *p)
