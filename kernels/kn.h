@@ -174,7 +174,9 @@ struct kn_ops {
     /* out[r] = row ids[r] of w, expanded to f32. out: [n_rows][cols]. ids in range (the caller
      * checked). */
     void (*embed)(struct kn *kn, const struct kn_weight *w, const struct kn_batch *b, float *out);
-    /* out = x / sqrt(mean(x^2) + eps) * gain. x, out: [rows][d], may be the same; gain [d]. */
+    /* out = x / sqrt(mean(x^2) + eps) * gain. x, out: [rows][d], may be the same; gain [d].
+     * Of this and of swiglu: if the very next call is a linear that takes out as its x, out may
+     * hold anything after it. */
     void (*rmsnorm)(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,
                     uint32_t d, float eps);
     /* outs[i] (+)= x . w[i]^T (+ bias[i]), i < n_w <= KN_LINEAR_MAX, all with the same cols. x:
@@ -199,7 +201,7 @@ struct kn_ops {
      * query head h uses KV head h / (n_heads / n_kv_heads). No n x n matrix. */
     void (*attention)(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *q,
                       uint32_t n_heads, float scale, float *out);
-    /* out = silu(gate) * up, [n] each; out may be gate. */
+    /* out = silu(gate) * up, [n] each; out may be gate. What rmsnorm says of out holds here, too. */
     void (*swiglu)(struct kn *kn, float *out, const float *gate, const float *up, size_t n);
     /* x[i] of chosen rows: out [n][d] = x [rows[i]][d]. rows HOST. */
     void (*gather_rows)(struct kn *kn, float *out, const float *x, const uint32_t *rows, uint32_t n,

@@ -179,6 +179,27 @@ static inline struct op op_make(enum op_kind kind)
 
 /* ---- the device ---- */
 
+/* What is known of the floats at x, because the op before has just made them. It lasts until the next op. */
+struct input {
+    const float *x;     /* NULL: nothing is known */
+    const float *scale; /* device: the power of two that they are divided by as halves */
+    cudaDataType
+        type; /* CUDA_R_16F, CUDA_R_16BF: scratch.x holds them in that type, and x may hold anything */
+};
+
+/* Floats at scratch.one: constants, and scales that a kernel leaves for a product. */
+enum scalar {
+    SCALAR_ONE,
+    SCALAR_ZERO,
+    SCALAR_TWO,
+    SCALAR_NARROW,
+    SCALAR_NORM,
+    SCALAR_GATE,
+    SCALAR_N
+};
+/* Words at scratch.words. Those of the gate are zero whenever its kernels begin. */
+enum word { WORD_LARGEST, WORD_GATE, WORD_GATE_DONE, WORD_N };
+
 /* One block of device memory, planned at open and shared by all ops (they follow each other on one stream). */
 struct scratch {
     uint8_t *base;
@@ -191,8 +212,8 @@ struct scratch {
     size_t l_bytes;
     uint8_t *blas; /* cuBLAS's work space */
     size_t blas_bytes;
-    float *one;      /* device: 1.0f, 0.0f and a scale, for products that take them from there */
-    uint32_t *words; /* 64 words: counters and maxima */
+    float *one;      /* device: what enum scalar says, for products that take it from there */
+    uint32_t *words; /* device: enum word */
 };
 
 /* Pinned host memory in two halves: a half is written again when its copy is done. */
@@ -228,6 +249,7 @@ struct graph {
     cudaStream_t stream;
     cudaGraphExec_t exec; /* NULL: seen, not captured yet */
     uint64_t used;        /* the pass that used it last */
+    struct input left;    /* what is known when it has run */
 };
 
 struct capture {
@@ -277,6 +299,10 @@ struct cuda {
     struct ring ring;
     struct batch batch;
     struct capture capture;
+    struct op held; /* waits for the op that follows it (capture.cu); kind OP_N: none */
+    cudaDataType
+        wanted; /* while a held op runs: what the next one wants its result as, CUDA_R_32F: as it is */
+    struct input input;
     struct arena *arenas;
     size_t n_pages; /* committed in all of them */
     struct releases releases;
@@ -400,6 +426,9 @@ void cuda_linear(struct kn *kn, uint32_t n_w, const struct kn_weight *const *w,
                  const float *const *bias, const float *x, uint32_t rows, float *const *outs,
                  bool add);
 void run_linear(struct cuda *c, const struct op *o);
+/* The type that this call would turn all n floats at x into (all of its input); CUDA_R_32F: none, or x is not its input. */
+cudaDataType linear_wants(const struct cuda *c, const struct op_linear *l, const float *x,
+                          size_t n);
 
 /* vec.cu, rope.cu, kv.cu */
 void cuda_rmsnorm(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,

@@ -282,6 +282,7 @@ void cuda_batch_begin(struct kn *kn, const struct kn_batch *kb)
     struct layout l;
     enum stream_kind kind = kind_of(kb);
     kn_assert(!b->open);
+    capture_flush(c);
     batch_check(kb);
     b->open = true;
     b->uploaded = false;

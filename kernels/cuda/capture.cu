@@ -11,7 +11,13 @@
  * the kernels from the batch's device memory, whose places follow from the number of rows. So there is one graph per
  * number of rows and length of context, at most GRAPHS_MAX; the one that was not used longest makes room.
  *
- * Freed weights and buffers throw all graphs away: a new one at the same address must not look the same. */
+ * Freed weights and buffers throw all graphs away: a new one at the same address must not look the same.
+ *
+ * An op whose result a product reads may be held back until the next op is known: rmsnorm and swiglu write the halves that a
+ * product through cuBLAS wants, in place of floats that somebody would have to read, measure and write again.
+ *
+ *      rmsnorm    held             linear of its result     rmsnorm (halves), then linear       anything else     rmsnorm (floats)
+ */
 #include "backend.h"
 
 static void (*const run_table[OP_N])(struct cuda *c, const struct op *o) = {
@@ -21,6 +27,8 @@ static void (*const run_table[OP_N])(struct cuda *c, const struct op *o) = {
 
 int capture_open(struct cuda *c)
 {
+    c->held.kind = OP_N;
+    c->wanted = CUDA_R_32F;
     c->capture.list = (struct op *)malloc(OPS_MAX * sizeof(struct op));
     return c->capture.list ? KN_OK : KN_ENOMEM;
 }
@@ -49,6 +57,7 @@ void capture_close(struct cuda *c)
 void capture_reset(struct cuda *c)
 {
     capture_flush(c);
+    c->input.x = NULL;
     if (c->capture.n_graphs == 0)
         return;
     if (c->failed == cudaSuccess) /* one of them may be under way */
@@ -63,10 +72,46 @@ void capture_begin(struct cuda *c, bool decode)
     c->capture.pass++;
 }
 
+/* Runs an op; what is known of the last one's result ends, what is known of this one's begins. */
+static void op_do(struct cuda *c, const struct op *o)
+{
+    if (o->kind != OP_LINEAR)
+        c->input.x = NULL;
+    run_table[o->kind](c, o);
+    if (o->kind == OP_LINEAR)
+        c->input.x = NULL;
+    /* means of halves: with roundings, at most a little more than the largest half */
+    if (o->kind == OP_ATTENTION && c->batch.view.n_tiles[TILE_FLOAT] == 0)
+        c->input = (struct input){o->u.attention.out, c->scratch.one + SCALAR_TWO, CUDA_R_32F};
+}
+
+/* Runs the op that was held back. next: the one that follows it, NULL if none does. */
+static void held_run(struct cuda *c, const struct op *next)
+{
+    struct op o = c->held;
+    c->held.kind = OP_N;
+    if (o.kind == OP_N || c->failed != cudaSuccess)
+        return;
+    if (next && next->kind == OP_LINEAR) {
+        const struct op_rmsnorm *r = &o.u.rmsnorm;
+        const struct op_swiglu *s = &o.u.swiglu;
+        c->wanted = o.kind == OP_RMSNORM
+                        ? linear_wants(c, &next->u.linear, r->out, (size_t)r->rows * r->d)
+                        : linear_wants(c, &next->u.linear, s->out, s->n);
+    }
+    op_do(c, &o);
+    c->wanted = CUDA_R_32F;
+}
+
 void op_run(struct cuda *c, const struct op *o)
 {
-    if (c->failed == cudaSuccess)
-        run_table[o->kind](c, o);
+    held_run(c, o);
+    if (c->failed != cudaSuccess)
+        return;
+    if (o->kind == OP_RMSNORM || o->kind == OP_SWIGLU)
+        c->held = *o;
+    else
+        op_do(c, o);
 }
 
 void op_submit(struct cuda *c, const struct op *o)
@@ -140,8 +185,10 @@ static struct graph *graph_find(struct cuda *c)
 
 static void list_run(struct cuda *c)
 {
+    c->input.x = NULL; /* a graph of it must not depend on what was before */
     for (uint32_t i = 0; i < c->capture.n; i++)
         op_run(c, &c->capture.list[i]);
+    held_run(c, NULL);
 }
 
 /* Captures the list; false: this device or driver cannot, and nothing has run. */
@@ -151,6 +198,7 @@ static bool graph_capture(struct cuda *c, struct graph *g)
     if (TRY(c, cudaStreamBeginCapture, c->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess)
         return false;
     list_run(c);
+    g->left = c->input;
     cudaError_t e = TRY(c, cudaStreamEndCapture, c->stream, &made);
     if (e == cudaSuccess && c->failed == cudaSuccess)
         e = TRY(c, cudaGraphInstantiate, &g->exec, made, 0);
@@ -168,6 +216,7 @@ static bool graph_capture(struct cuda *c, struct graph *g)
 void capture_flush(struct cuda *c)
 {
     struct capture *p = &c->capture;
+    held_run(c, NULL); /* of ops that ran as they came */
     if (p->n == 0)
         return;
     batch_upload(c);
@@ -180,6 +229,7 @@ void capture_flush(struct cuda *c)
     if (g && g->exec && c->failed == cudaSuccess) {
         RUN(c, cudaGraphLaunch, g->exec, c->stream);
         p->launched++;
+        c->input = g->left;
     } else {
         list_run(c);
     }

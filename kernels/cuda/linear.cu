@@ -7,8 +7,11 @@
  *
  * Sums. int8: exact within a block of 32 (sub-block of 16), blocks added in f32 with kn_int8.h's two fma; linear_gemv.cu
  * and linear_gemm.cu say in which order. Halves: values beyond 2^15 would overflow, so if there are any, x is divided by a
- * power of two for the whole call and the sums are multiplied by it (exact unless values become subnormal). */
+ * power of two for the whole call and the sums are multiplied by it (exact unless values become subnormal). Which one follows
+ * from the largest value, or from a bound that the op before knows: rmsnorm's from its gains, attention's from the halves
+ * that it averages. An input that the op before left in 16 bits is taken as it is (capture.cu). */
 #include "linear.cuh"
+#include "narrow.cuh"
 
 #define GRID_Y_MAX ((size_t)65535)
 #define SLICE_TILE 256 /* rows of the library's largest tile */
@@ -66,31 +69,35 @@ struct x_int8 x_to_int8(struct cuda *c, const float *x, uint32_t rows, uint32_t 
 /* The largest magnitude of n values, as the bits of a float, into *ret (zero before). */
 __global__ void __launch_bounds__(256) largest(const float *x, size_t n, uint32_t *ret)
 {
+    DYN_SMEM(float, part); /* one a warp */
+    size_t step = (size_t)gridDim.x * 256, i = (size_t)blockIdx.x * 256 + threadIdx.x;
     float m = 0.0f;
-    for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (size_t)gridDim.x * 256)
-        m = fmaxf(m, fabsf(x[i]));
+    for (size_t at = i; at < n / 4; at += step)
+        m = fmaxf(m, largest4(((const float4 *)x)[at]));
+    if (i < n % 4)
+        m = fmaxf(m, fabsf(x[n / 4 * 4 + i]));
     m = warp_max(m);
+    if (lane_id() == 0)
+        part[warp_id()] = m;
+    __syncthreads();
+    if (warp_id() != 0)
+        return;
+    m = warp_max(lane_id() < 8 ? part[lane_id()] : 0.0f);
     if (lane_id() == 0)
         atomicMax(ret, __float_as_uint(m));
 }
 
-/* The power of two that halves are divided by: 1 up to 2^15, and for what is not finite. */
-DEV float half_scale(uint32_t largest_bits)
-{
-    uint32_t e = largest_bits >> 23;
-    return e < 142 || e == 255 ? 1.0f : __uint_as_float((e - 141 + 127) << 23);
-}
-
-/* Rows of cols floats to rows of ld halves or bf16, the rest zeros. */
+/* Rows of cols floats to rows of ld halves or bf16, the rest zeros. Halves are divided by *known, or without it by what
+ * `largest` says, which goes to *alpha. */
 template <bool BF16>
 __global__ void __launch_bounds__(256)
-    narrow(const float *x, uint32_t cols, uint32_t ld, const uint32_t *largest_bits, float *alpha,
-           uint16_t *out)
+    narrow(const float *x, uint32_t cols, uint32_t ld, const float *known,
+           const uint32_t *largest_bits, float *alpha, uint16_t *out)
 {
     size_t row = blockIdx.y;
     uint32_t i = (blockIdx.x * 256 + threadIdx.x) * 8;
-    float scale = BF16 ? 1.0f : half_scale(*largest_bits), inverse = 1.0f / scale;
-    if (row == 0 && i == 0)
+    float scale = BF16 ? 1.0f : known ? *known : half_scale(*largest_bits), inverse = 1.0f / scale;
+    if (!BF16 && !known && row == 0 && i == 0)
         *alpha = scale;
     if (i >= ld)
         return;
@@ -104,12 +111,9 @@ __global__ void __launch_bounds__(256)
         for (uint32_t k = 0; k < 8; k++)
             v[k] = i + k < cols ? x[row * cols + i + k] : 0.0f;
     }
-    uint32_t w[4];
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        w[k] = BF16 ? (f2bf(v[2 * k]) | (uint32_t)f2bf(v[2 * k + 1]) << 16)
-                    : pack2(v[2 * k] * inverse, v[2 * k + 1] * inverse);
-    *(uint4 *)(out + row * ld + i) = make_uint4(w[0], w[1], w[2], w[3]);
+    *(uint4 *)(out + row * ld + i) =
+        make_uint4(narrow2<BF16>(v[0], v[1], inverse), narrow2<BF16>(v[2], v[3], inverse),
+                   narrow2<BF16>(v[4], v[5], inverse), narrow2<BF16>(v[6], v[7], inverse));
 }
 
 cudaDataType x_type(const struct cuda *c, enum kn_type weight)
@@ -127,28 +131,30 @@ uint32_t x_rows_max(const struct cuda *c, cudaDataType type, uint32_t cols)
 }
 
 struct x_plain x_to_plain(struct cuda *c, cudaDataType type, const float *x, uint32_t rows,
-                          uint32_t cols)
+                          uint32_t cols, const float *scale)
 {
-    struct x_plain r = {x, type, rows, cols, cols, c->scratch.one};
+    struct x_plain r = {x, type, rows, cols, cols, c->scratch.one + SCALAR_ONE};
     if (type == CUDA_R_32F)
         return r;
-    uint32_t ld = (cols + 7) / 8 * 8;
     uint16_t *out = (uint16_t *)c->scratch.x;
-    float *alpha = c->scratch.one + 2;
-    dim3 grid((ld / 8 + 255) / 256, rows);
-    kn_assert((size_t)rows * ld * 2 <= c->scratch.x_bytes);
+    float *alpha = c->scratch.one + SCALAR_NARROW;
+    uint32_t *bits = c->scratch.words + WORD_LARGEST;
+    r.ld = (cols + 7) / 8 * 8;
+    r.x = out;
+    dim3 grid((r.ld / 8 + 255) / 256, rows);
+    kn_assert((size_t)rows * r.ld * 2 <= c->scratch.x_bytes);
     if (type == CUDA_R_16BF) {
-        KERNEL(c, narrow<true>, grid, dim3(256), 0, x, cols, ld, c->scratch.words, alpha, out);
-    } else {
+        KERNEL(c, narrow<true>, grid, dim3(256), 0, x, cols, r.ld, scale, bits, alpha, out);
+        return r;
+    }
+    if (!scale) {
         size_t n = (size_t)rows * cols;
         unsigned blocks = (unsigned)KN_MIN((n + 4095) / 4096, (size_t)c->n_sms * 8);
-        RUN(c, cudaMemsetAsync, c->scratch.words, 0, sizeof(uint32_t), c->stream);
-        KERNEL(c, largest, dim3(blocks), dim3(256), 0, x, n, c->scratch.words);
-        KERNEL(c, narrow<false>, grid, dim3(256), 0, x, cols, ld, c->scratch.words, alpha, out);
+        RUN(c, cudaMemsetAsync, bits, 0, sizeof *bits, c->stream);
+        KERNEL(c, largest, dim3(blocks), dim3(256), 8 * sizeof(float), x, n, bits);
     }
-    r.x = out;
-    r.ld = ld;
-    r.alpha = alpha;
+    KERNEL(c, narrow<false>, grid, dim3(256), 0, x, cols, r.ld, scale, bits, alpha, out);
+    r.alpha = scale ? scale : alpha;
     return r;
 }
 
@@ -163,7 +169,7 @@ static void blas(struct cuda *c, const void *w, uint32_t ldw, uint32_t n, const 
         return;
     RUN_BLAS(c, cublasGemmEx, c->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)x->rows, (int)x->cols,
              x->alpha, w, x->type, (int)ldw, x->x, x->type, (int)x->ld,
-             c->scratch.one + (add ? 0 : 1), out, CUDA_R_32F, (int)ldc,
+             c->scratch.one + (add ? SCALAR_ONE : SCALAR_ZERO), out, CUDA_R_32F, (int)ldc,
              f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 }
 
@@ -195,14 +201,32 @@ void product(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t
     }
 }
 
-/* out = bias, or out + bias: what a product is then added to. */
-__global__ void __launch_bounds__(256)
-    bias_rows(float *out, const float *bias, uint32_t n, bool add)
+#define BIAS_ROWS 8 /* of a block */
+
+/* out = bias, or out + bias: what a product is then added to. A thread keeps its biases for the block's rows. */
+__global__ void __launch_bounds__(128)
+    bias_rows(float *out, const float *bias, uint32_t n, uint32_t rows, bool add)
 {
-    uint32_t i = blockIdx.x * 256 + threadIdx.x;
-    float *at = out + (size_t)blockIdx.y * n + i;
-    if (i < n)
-        *at = add ? *at + bias[i] : bias[i];
+    uint32_t i = blockIdx.x * 128 + threadIdx.x, row = blockIdx.y * BIAS_ROWS;
+    uint32_t end = min(row + BIAS_ROWS, rows);
+    if (n % 4 == 0) {
+        if (i >= n / 4)
+            return;
+        float4 b = ((const float4 *)bias)[i];
+#pragma unroll 4
+        for (; row < end; row++) {
+            float4 *at = (float4 *)(out + (size_t)row * n) + i, v = make_float4(0, 0, 0, 0);
+            if (add)
+                v = *at;
+            *at = make_float4(v.x + b.x, v.y + b.y, v.z + b.z, v.w + b.w);
+        }
+        return;
+    }
+    for (; row < end; row++)
+        for (uint32_t k = i; k < n; k += gridDim.x * 128) {
+            float *at = out + (size_t)row * n + k;
+            *at = add ? *at + bias[k] : bias[k];
+        }
 }
 
 /* Rows first .. first + rows of one matrix's outputs. */
@@ -212,8 +236,8 @@ static void product_out(struct cuda *c, const struct op_linear *l, uint32_t i, u
     const struct kn_weight *w = l->w[i];
     float *out = l->outs[i] + (size_t)first * w->rows;
     if (l->bias[i])
-        KERNEL(c, bias_rows, dim3((w->rows + 255) / 256, x->rows), dim3(256), 0, out, l->bias[i],
-               w->rows, (bool)l->add);
+        KERNEL(c, bias_rows, dim3((w->rows + 511) / 512, (x->rows + BIAS_ROWS - 1) / BIAS_ROWS),
+               dim3(128), 0, out, l->bias[i], w->rows, x->rows, (bool)l->add);
     product(c, w, 0, w->rows, x, out, w->rows, l->add || l->bias[i]);
 }
 
@@ -234,14 +258,36 @@ static struct jobs jobs_of(const struct op_linear *l, uint32_t first, uint32_t n
     return j;
 }
 
+static bool by_library(enum kn_type type, uint32_t rows)
+{
+    return rows > GEMV_ROWS && (kn_int8_format(type) == NULL || rows > GEMM_ROWS);
+}
+
+cudaDataType linear_wants(const struct cuda *c, const struct op_linear *l, const float *x, size_t n)
+{
+    uint32_t cols = l->w[0]->cols;
+    cudaDataType type = x_type(c, l->w[0]->type);
+    if (l->x != x || (size_t)l->rows * cols != n || cols % 8 != 0 ||
+        l->rows > x_rows_max(c, type, cols))
+        return CUDA_R_32F;
+    for (uint32_t i = 0; i < l->n_w; i++)
+        if (!by_library(l->w[i]->type, l->rows) || x_type(c, l->w[i]->type) != type)
+            return CUDA_R_32F;
+    return type;
+}
+
 /* Matrices first .. first + n, all of one type, by cuBLAS, as many rows at a time as the scratch holds. */
 static void run_plain(struct cuda *c, const struct op_linear *l, uint32_t first, uint32_t n)
 {
     cudaDataType type = x_type(c, l->w[first]->type);
     uint32_t cols = l->w[0]->cols, piece = x_rows_max(c, type, cols);
+    const struct input known = c->input.x == l->x ? c->input : (struct input){};
+    bool ready = known.x && type != CUDA_R_32F && known.type == type;
     for (uint32_t r = 0; r < l->rows; r += piece) {
         uint32_t rows = KN_MIN(piece, l->rows - r);
-        struct x_plain x = x_to_plain(c, type, l->x + (size_t)r * cols, rows, cols);
+        struct x_plain x = {c->scratch.x, type, rows, cols, cols, known.scale};
+        if (!ready)
+            x = x_to_plain(c, type, l->x + (size_t)r * cols, rows, cols, known.scale);
         for (uint32_t i = first; i < first + n; i++)
             product_out(c, l, i, r, &x);
     }
@@ -250,13 +296,12 @@ static void run_plain(struct cuda *c, const struct op_linear *l, uint32_t first,
 static void run_group(struct cuda *c, const struct op_linear *l, uint32_t first, uint32_t n)
 {
     enum kn_type type = l->w[first]->type;
-    bool quantised = kn_int8_format(type) != NULL;
     struct jobs j = jobs_of(l, first, n);
-    if (l->rows > GEMV_ROWS && (!quantised || l->rows > GEMM_ROWS)) {
+    if (by_library(type, l->rows)) {
         run_plain(c, l, first, n);
         return;
     }
-    if (!quantised) {
+    if (!kn_int8_format(type)) {
         gemv_floats(c, type, &j, l->x);
         return;
     }

@@ -58,7 +58,8 @@ struct x_int8 x_to_int8(struct cuda *c, const float *x, uint32_t rows, uint32_t 
                         uint32_t rows_pad);
 /* What type of activations a weight's library product takes: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF. */
 cudaDataType x_type(const struct cuda *c, enum kn_type weight);
-/* x [rows][cols] in that type for `product`, in the scratch (f32: as it is). rows <= x_rows_max. */
+/* x [rows][cols] in that type for `product`, in the scratch (f32: as it is). rows <= x_rows_max. scale: what halves are to
+ * be divided by (device); NULL: found out. */
 struct x_plain {
     const void *x;
     cudaDataType type;
@@ -66,7 +67,7 @@ struct x_plain {
     const float *alpha; /* device: what products are multiplied with */
 };
 struct x_plain x_to_plain(struct cuda *c, cudaDataType type, const float *x, uint32_t rows,
-                          uint32_t cols);
+                          uint32_t cols, const float *scale);
 uint32_t x_rows_max(const struct cuda *c, cudaDataType type, uint32_t cols);
 /* out [rows][ldc], columns 0 .. n - 1 (+)= x . (rows first .. first + n of w)^T, through cuBLAS. */
 void product(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t n,

@@ -21,7 +21,7 @@ static size_t aligned(size_t bytes)
 static void scratch_plan(struct scratch *s, size_t total)
 {
     bool small = total < (size_t)4 << 30, large = total >= (size_t)16 << 30;
-    s->x_bytes = (size_t)(small ? 2 : 64) << 20;
+    s->x_bytes = (size_t)(small ? 2 : large ? 192 : 64) << 20;
     s->w_bytes = (size_t)(small ? 1 : large ? 192 : 64) << 20; /* at least RING_HALF */
     s->l_bytes = (size_t)(small ? 1 : 32) << 20;
     s->blas_bytes = (size_t)(small ? 1 : 128) << 18;
@@ -78,8 +78,11 @@ int memory_open(struct cuda *c, size_t total)
     }
     for (int i = 0; i < 2; i++)
         RUN(c, cudaEventCreateWithFlags, &r->done[i], cudaEventDisableTiming);
-    const float constants[] = {1.0f, 0.0f, 1.0f};
-    ring_upload(c, c->stream, s->one, constants, sizeof constants);
+    float scalars[SCALAR_N] = {0};
+    scalars[SCALAR_ONE] = 1.0f;
+    scalars[SCALAR_TWO] = 2.0f;
+    ring_upload(c, c->stream, s->one, scalars, sizeof scalars);
+    RUN(c, cudaMemsetAsync, s->words, 0, WORD_N * sizeof *s->words, c->stream);
     c->pub.bytes_scratch = s->bytes + SIDE_BYTES;
     return c->failed == cudaSuccess ? KN_OK : KN_EDEVICE;
 }
@@ -207,6 +210,7 @@ void cuda_upload(struct kn *kn, void *dst_device, const void *src_host, size_t b
 {
     struct cuda *c = cuda_of(kn);
     capture_flush(c);
+    c->input.x = NULL;
     ring_upload(c, c->stream, dst_device, src_host, bytes);
 }
 

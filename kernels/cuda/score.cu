@@ -1,6 +1,6 @@
 /* score.cu: what a vocabulary says of a row, and one query's weights over a cache.
  *
- *      row_logit       x . row id of w: a dot product, one warp a row; weights expanded exactly, sums in f32
+ *      row_logit       x . row id of w: a dot product, one block a row; weights expanded exactly, sums in f32
  *      row_lse         log sum exp over all of w: slices of 2048 to 16384 rows through cuBLAS, folded into (max, sum) a row;
  *                      memory does not depend on the vocabulary
  *      attention_row   mean over the heads of softmax(q . k): scores [heads][n], then each head's (max, sum), then the mean */
@@ -12,17 +12,31 @@
 
 /* ---- row_logit ---- */
 
-/* A warp a row: lanes take blocks of 32 values in turn, then the lanes' sums by halves. */
-template <class Q>
-__global__ void __launch_bounds__(128)
-    logit_quantised(struct packed p, const float *x, const int32_t *ids, uint32_t rows, float *ret)
+#define LOGIT_THREADS 128
+
+/* The sum over the block in its first warp: within warps by halves, then the warps in order. */
+DEV float block_total(float v)
 {
-    uint32_t row = blockIdx.x * 4 + (uint32_t)warp_id();
-    if (row >= rows)
-        return;
-    uint32_t id = (uint32_t)ids[row];
+    DYN_SMEM(float, part); /* one a warp */
+    v = warp_sum(v);
+    if (lane_id() == 0)
+        part[warp_id()] = v;
+    __syncthreads();
+    float sum = part[0];
+#pragma unroll
+    for (int i = 1; i < LOGIT_THREADS / 32; i++)
+        sum += part[i];
+    return sum;
+}
+
+/* A block a row: threads take blocks of 32 values in turn. */
+template <class Q>
+__global__ void __launch_bounds__(LOGIT_THREADS)
+    logit_quantised(struct packed p, const float *x, const int32_t *ids, float *ret)
+{
+    uint32_t row = blockIdx.x, id = (uint32_t)ids[row];
     float acc = 0.0f;
-    for (uint32_t blk = (uint32_t)lane_id(); blk < p.kb; blk += 32) {
+    for (uint32_t blk = threadIdx.x; blk < p.kb; blk += LOGIT_THREADS) {
         float d[2], m[2];
         block_words<Q> w;
         block_load<Q>(p, id, blk, &w);
@@ -38,22 +52,22 @@ __global__ void __launch_bounds__(128)
             acc = fmaf(v.w, a.w, acc);
         }
     }
-    acc = warp_sum(acc);
-    if (lane_id() == 0)
+    acc = block_total(acc);
+    if (threadIdx.x == 0)
         ret[row] = acc;
 }
 
+/* The same in steps of 16 bytes, four of them under way at a time. */
 template <int TYPE>
-__global__ void __launch_bounds__(128)
-    logit_float(struct packed p, const float *x, const int32_t *ids, uint32_t rows, float *ret)
+__global__ void __launch_bounds__(LOGIT_THREADS)
+    logit_float(struct packed p, const float *x, const int32_t *ids, float *ret)
 {
     constexpr int N = TYPE == KN_F32 ? 4 : 8; /* values of 16 bytes */
-    uint32_t row = blockIdx.x * 4 + (uint32_t)warp_id();
-    if (row >= rows)
-        return;
+    uint32_t row = blockIdx.x;
     const uint8_t *weights = p.a + (size_t)ids[row] * p.ld * (16 / N);
     float acc = 0.0f;
-    for (uint32_t at = (uint32_t)lane_id(); at * N < p.ld; at += 32) {
+#pragma unroll 4
+    for (uint32_t at = threadIdx.x; at * N < p.ld; at += LOGIT_THREADS) {
         float w[N], v[N];
         chunk_values<TYPE>(ld_stream16(weights + (size_t)at * 16), w);
         x_values<N>(x + (size_t)row * p.cols, p.cols, at * N, v);
@@ -61,19 +75,18 @@ __global__ void __launch_bounds__(128)
         for (int i = 0; i < N; i++)
             acc = fmaf(w[i], v[i], acc);
     }
-    acc = warp_sum(acc);
-    if (lane_id() == 0)
+    acc = block_total(acc);
+    if (threadIdx.x == 0)
         ret[row] = acc;
 }
 
 static void logits_run(struct cuda *c, const struct kn_weight *w, const float *x, uint32_t rows,
                        const int32_t *ids, float *ret)
 {
-    dim3 grid((rows + 3) / 4);
-#define LOGIT(TYPE)                                                                                \
-    KERNEL(c, (logit_quantised<quant<TYPE>>), grid, dim3(128), 0, w->p, x, ids, rows, ret)
-#define LOGIT_FLOAT(TYPE)                                                                          \
-    KERNEL(c, (logit_float<TYPE>), grid, dim3(128), 0, w->p, x, ids, rows, ret)
+    dim3 grid(rows), block(LOGIT_THREADS);
+    size_t smem = LOGIT_THREADS / 32 * sizeof(float);
+#define LOGIT(TYPE) KERNEL(c, (logit_quantised<quant<TYPE>>), grid, block, smem, w->p, x, ids, ret)
+#define LOGIT_FLOAT(TYPE) KERNEL(c, (logit_float<TYPE>), grid, block, smem, w->p, x, ids, ret)
     if (kn_int8_format(w->type))
         QUANT_SWITCH(w->type, LOGIT)
     else if (w->type == KN_F32)
@@ -90,11 +103,17 @@ void cuda_row_logit(struct kn *kn, const struct kn_weight *w, const float *x, ui
                     const int32_t *ids, float *ret)
 {
     struct cuda *c = cuda_of(kn);
-    const uint32_t piece = (uint32_t)(SIDE_MAX / sizeof *ids);
+    const uint32_t piece = (uint32_t)KN_MIN(SIDE_MAX, c->scratch.l_bytes) / sizeof *ids;
     kn_assert(w->magic == CUDA_WEIGHT_MAGIC);
     capture_flush(c);
     for (uint32_t r = 0; r < rows; r++)
         kn_assert(ids[r] >= 0 && (uint32_t)ids[r] < w->rows);
+    if (c->batch.open && ids == c->batch.b->ids && rows == c->batch.b->n_rows && rows <= piece) {
+        /* each row's own token: the pass has brought them along */
+        logits_run(c, w, x, rows, c->batch.view.ids, c->scratch.l);
+        fetch(c, ret, c->scratch.l, rows * sizeof *ret);
+        return;
+    }
     for (uint32_t at = 0; at < rows; at += piece) {
         uint32_t n = KN_MIN(piece, rows - at);
         const int32_t *dev = (const int32_t *)side_push(c, ids + at, n * sizeof *ids);
@@ -105,45 +124,74 @@ void cuda_row_logit(struct kn *kn, const struct kn_weight *w, const float *x, ui
 
 /* ---- row_lse ---- */
 
-/* One block a row: its logits of one slice join (max, sum). first: there is nothing yet. */
-__global__ void __launch_bounds__(256)
-    lse_add(const float *logits, uint32_t n, uint32_t ld, float2 *state, bool first)
+#define LSE_THREADS 256
+#define LSE_AHEAD 4 /* loads of 16 bytes under way in a thread */
+
+/* A running log-sum-exp: x is the largest so far, y the sum of e^(v - x). */
+DEV float exp_of(float x) /* 2 ulp; 0 for -inf */
 {
-    DYN_SMEM(float, part); /* one a warp */
-    const float *v = logits + (size_t)blockIdx.x * ld;
-    float m = -INFINITY, sum = 0.0f;
-    for (uint32_t i = threadIdx.x; i < n; i += 256)
-        m = fmaxf(m, v[i]);
-    m = warp_max(m);
-    if (lane_id() == 0)
-        part[warp_id()] = m;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        m = fmaxf(m, part[i]);
-    float2 old = first ? make_float2(-INFINITY, 0.0f) : state[blockIdx.x];
-    m = fmaxf(m, old.x);
-    float base = m == -INFINITY ? 0.0f : m;
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < n; i += 256)
-        sum += expf(v[i] - base);
-    sum = warp_sum(sum);
-    if (lane_id() == 0)
-        part[warp_id()] = sum;
-    __syncthreads();
-    if (threadIdx.x != 0)
-        return;
-    sum = old.y * expf(old.x - base);
-    for (int i = 0; i < 8; i++)
-        sum += part[i];
-    state[blockIdx.x] = make_float2(m, sum);
+    return exp2_fast(x * 1.44269504088896341f);
+}
+DEV float lse_base(float top) /* nothing but -inf so far: no difference of infinities */
+{
+    return top == -INFINITY ? 0.0f : top;
+}
+DEV float2 lse_join(float2 a, float2 b)
+{
+    float top = fmaxf(a.x, b.x), base = lse_base(top);
+    return make_float2(top, a.y * exp_of(a.x - base) + b.y * exp_of(b.x - base));
+}
+DEV float2 lse_warp(float2 s)
+{
+    float top = warp_max(s.x);
+    return make_float2(top, warp_sum(s.y * exp_of(s.x - lse_base(top))));
 }
 
-__global__ void __launch_bounds__(128) lse_end(const float2 *state, uint32_t rows, float *ret)
+/* One block a row, one pass: its logits of one slice join the row's state. first: there is none yet; ret: this is the last
+ * slice (else NULL). The sum's order follows from n. */
+__global__ void __launch_bounds__(LSE_THREADS)
+    lse_add(const float *logits, uint32_t n, uint32_t ld, float2 *state, bool first, float *ret)
 {
-    uint32_t i = blockIdx.x * 128 + threadIdx.x;
-    if (i < rows)
-        ret[i] = state[i].x + logf(state[i].y);
+    DYN_SMEM(float2, part); /* one a warp */
+    const float *v = logits + (size_t)blockIdx.x * ld;
+    float2 s = make_float2(-INFINITY, 0.0f);
+    for (uint32_t i = threadIdx.x; i < n / 4; i += LSE_THREADS * LSE_AHEAD) {
+        float4 a[LSE_AHEAD];
+        float top = s.x;
+#pragma unroll
+        for (int k = 0; k < LSE_AHEAD; k++) {
+            uint32_t at = i + k * LSE_THREADS;
+            a[k] = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+            if (at < n / 4)
+                a[k] = ((const float4 *)v)[at];
+        }
+#pragma unroll
+        for (int k = 0; k < LSE_AHEAD; k++)
+            top = fmaxf(top, fmaxf(fmaxf(a[k].x, a[k].y), fmaxf(a[k].z, a[k].w)));
+        float base = lse_base(top), sum[2] = {s.y * exp_of(s.x - base), 0.0f};
+#pragma unroll
+        for (int k = 0; k < LSE_AHEAD; k++)
+            sum[k % 2] += (exp_of(a[k].x - base) + exp_of(a[k].y - base)) +
+                          (exp_of(a[k].z - base) + exp_of(a[k].w - base));
+        s = make_float2(top, sum[0] + sum[1]);
+    }
+    if (threadIdx.x < n % 4)
+        s = lse_join(s, make_float2(v[n / 4 * 4 + threadIdx.x], 1.0f));
+    s = lse_warp(s);
+    if (lane_id() == 0)
+        part[warp_id()] = s;
+    __syncthreads();
+    if (warp_id() != 0)
+        return;
+    s = lse_warp(lane_id() < LSE_THREADS / 32 ? part[lane_id()] : make_float2(-INFINITY, 0.0f));
+    if (lane_id() != 0)
+        return;
+    if (!first)
+        s = lse_join(state[blockIdx.x], s);
+    if (ret)
+        ret[blockIdx.x] = s.x + logf(s.y);
+    else
+        state[blockIdx.x] = s;
 }
 
 /* Columns that so many rows take at a time: few rows take wide slices, or launches would outweigh the work. */
@@ -155,19 +203,18 @@ static uint32_t slice_of(const struct cuda *c, uint32_t rows)
 
 /* rows at most what the scratch holds: x, and of l a slice of logits, states and results. */
 static void lse_run(struct cuda *c, const struct kn_weight *w, const float *x, uint32_t rows,
-                    float *ret)
+                    const float *scale, float *ret)
 {
     uint32_t slice = slice_of(c, rows);
     float *logits = c->scratch.l, *result = logits + (size_t)rows * slice;
     float2 *state = (float2 *)(result + (rows + 1) / 2 * 2);
-    struct x_plain plain = x_to_plain(c, x_type(c, w->type), x, rows, w->cols);
+    struct x_plain plain = x_to_plain(c, x_type(c, w->type), x, rows, w->cols, scale);
     for (uint32_t first = 0; first < w->rows; first += slice) {
         uint32_t n = KN_MIN(slice, w->rows - first);
         product(c, w, first, n, &plain, logits, slice, false);
-        KERNEL(c, lse_add, dim3(rows), dim3(256), 8 * sizeof(float), logits, n, slice, state,
-               first == 0);
+        KERNEL(c, lse_add, dim3(rows), dim3(LSE_THREADS), LSE_THREADS / 32 * sizeof(float2), logits,
+               n, slice, state, first == 0, n == w->rows - first ? result : NULL);
     }
-    KERNEL(c, lse_end, dim3((rows + 127) / 128), dim3(128), 0, state, rows, result);
     fetch(c, ret, result, rows * sizeof *ret);
 }
 
@@ -178,9 +225,10 @@ void cuda_row_lse(struct kn *kn, const struct kn_weight *w, const float *x, uint
     uint32_t piece = x_rows_max(c, x_type(c, w->type), w->cols);
     kn_assert(w->magic == CUDA_WEIGHT_MAGIC);
     capture_flush(c);
+    const float *scale = c->input.x == x ? c->input.scale : NULL;
     piece = (uint32_t)KN_MIN((size_t)piece, c->scratch.l_bytes / ((SLICE + 4) * sizeof(float)));
     for (uint32_t at = 0; at < rows; at += piece)
-        lse_run(c, w, x + (size_t)at * w->cols, KN_MIN(piece, rows - at), ret + at);
+        lse_run(c, w, x + (size_t)at * w->cols, KN_MIN(piece, rows - at), scale, ret + at);
 }
 
 /* ---- attention_row ---- */

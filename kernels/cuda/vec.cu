@@ -1,52 +1,120 @@
 /* vec.cu: ops that work row by row: norm, gate, gather. */
 #include "backend.h"
-#include "port.cuh"
+#include "narrow.cuh"
 
-#define NORM_THREADS 256
+/* ---- norm ---- */
 
-/* One block a row; threads take neighbouring values, their sums are added by warps, then the warps' in order: the sum
- * depends on d alone. x and out may be the same: a thread reads its values before it writes them. */
-__global__ void __launch_bounds__(NORM_THREADS)
-    rmsnorm(float *out, const float *x, const float *gain, uint32_t d, float eps)
+#define NORM_HELD 2 /* vectors of four that a thread keeps between the sum and the product */
+
+/* Where a row's result goes: as floats, or in 16 bits for the product that follows, halves divided by *scale. */
+struct norm_out {
+    float *floats;
+    uint16_t *narrow; /* NULL: floats */
+    float *scale; /* of halves: bounds follow from the gains alone, |out| <= sqrt(d) max |gain| */
+    bool bf16;
+};
+
+DEV void norm_store(const struct norm_out &o, size_t at, float4 v, float inverse)
 {
-    DYN_SMEM(float, part); /* one a warp */
-    const float *from = x + (size_t)blockIdx.x * d;
-    float *to = out + (size_t)blockIdx.x * d;
-    float sum = 0.0f;
-    bool wide = d % 4 == 0;
-    if (wide)
-        for (uint32_t i = threadIdx.x; i < d / 4; i += NORM_THREADS) {
-            float4 v = ((const float4 *)from)[i];
-            sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
-        }
+    if (!o.narrow)
+        ((float4 *)o.floats)[at] = v;
+    else if (o.bf16)
+        ((uint2 *)o.narrow)[at] = narrow4<true>(v, inverse);
     else
-        for (uint32_t i = threadIdx.x; i < d; i += NORM_THREADS)
-            sum += from[i] * from[i];
-    sum = warp_sum(sum);
-    if (lane_id() == 0)
-        part[warp_id()] = sum;
+        ((uint2 *)o.narrow)[at] = narrow4<false>(v, inverse);
+}
+
+/* The block's sum of v.x and maximum of v.y, to every thread: within warps, then the warps in the same way. */
+DEV float2 norm_reduce(float2 v, float2 *part)
+{
+    uint32_t warps = blockDim.x / 32, lane = (uint32_t)lane_id();
+    v = make_float2(warp_sum(v.x), warp_max(v.y));
+    if (lane == 0)
+        part[warp_id()] = v;
     __syncthreads();
-    sum = 0.0f;
+    v = lane < warps ? part[lane] : make_float2(0.0f, 0.0f);
+    return make_float2(warp_sum(v.x), warp_max(v.y));
+}
+
+DEV float2 norm_add(float2 s, float4 v, float4 g)
+{
+    return make_float2(s.x + ((v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w)),
+                       fmaxf(s.y, largest4(g)));
+}
+
+DEV float4 scaled(float4 v, float scale, float4 g)
+{
+    return make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w);
+}
+
+/* One block a row, d a multiple of 4. All loads of a thread are under way before the first is waited for. The number of
+ * threads, and so the order of the sum, depends on d alone. x and out may be the same: a thread writes what it has read. */
+__global__ void __launch_bounds__(1024)
+    rmsnorm(struct norm_out out, const float *x, const float *gain, uint32_t d, float eps)
+{
+    DYN_SMEM(float2, part); /* one a warp */
+    const float4 *from = (const float4 *)(x + (size_t)blockIdx.x * d),
+                 *gains = (const float4 *)gain;
+    uint32_t n = d / 4, step = blockDim.x;
+    float4 v[NORM_HELD], g[NORM_HELD];
 #pragma unroll
-    for (int i = 0; i < NORM_THREADS / 32; i++)
-        sum += part[i];
-    float scale = 1.0f / sqrtf(sum / (float)d + eps);
-    if (wide)
-        for (uint32_t i = threadIdx.x; i < d / 4; i += NORM_THREADS) {
-            float4 v = ((const float4 *)from)[i], g = ((const float4 *)gain)[i];
-            ((float4 *)to)[i] = make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z,
-                                            v.w * scale * g.w);
-        }
-    else
-        for (uint32_t i = threadIdx.x; i < d; i += NORM_THREADS)
-            to[i] = from[i] * scale * gain[i];
+    for (uint32_t k = 0; k < NORM_HELD; k++) {
+        uint32_t i = threadIdx.x + k * step;
+        v[k] = i < n ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        g[k] = i < n ? gains[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    float2 s = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (uint32_t k = 0; k < NORM_HELD; k++)
+        s = norm_add(s, v[k], g[k]);
+    for (uint32_t i = threadIdx.x + NORM_HELD * step; i < n; i += step)
+        s = norm_add(s, from[i], gains[i]);
+    s = norm_reduce(s, part);
+    float scale = 1.0f / sqrtf(s.x / (float)d + eps);
+    float divisor = half_scale(__float_as_uint(s.y * sqrtf((float)d)));
+    size_t row = (size_t)blockIdx.x * n;
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        *out.scale = divisor;
+#pragma unroll
+    for (uint32_t k = 0; k < NORM_HELD; k++)
+        if (threadIdx.x + k * step < n)
+            norm_store(out, row + threadIdx.x + k * step, scaled(v[k], scale, g[k]),
+                       1.0f / divisor);
+    for (uint32_t i = threadIdx.x + NORM_HELD * step; i < n; i += step)
+        norm_store(out, row + i, scaled(from[i], scale, gains[i]), 1.0f / divisor);
+}
+
+/* The same for any d, value by value. */
+__global__ void __launch_bounds__(256)
+    norm_odd(float *out, const float *x, const float *gain, uint32_t d, float eps)
+{
+    DYN_SMEM(float2, part);
+    const float *from = x + (size_t)blockIdx.x * d;
+    float2 s = make_float2(0.0f, 0.0f);
+    for (uint32_t i = threadIdx.x; i < d; i += 256)
+        s.x += from[i] * from[i];
+    s = norm_reduce(s, part);
+    float scale = 1.0f / sqrtf(s.x / (float)d + eps);
+    for (uint32_t i = threadIdx.x; i < d; i += 256)
+        out[(size_t)blockIdx.x * d + i] = from[i] * scale * gain[i];
 }
 
 void run_rmsnorm(struct cuda *c, const struct op *o)
 {
     const struct op_rmsnorm *r = &o->u.rmsnorm;
-    KERNEL(c, rmsnorm, dim3(r->rows), dim3(NORM_THREADS), NORM_THREADS / 32 * sizeof(float), r->out,
-           r->x, r->gain, r->d, r->eps);
+    uint32_t threads = KN_MIN(1024u, (r->d / 4 + NORM_HELD * 32 - 1) / (NORM_HELD * 32) * 32);
+    size_t smem = 32 * sizeof(float2);
+    float *scale = c->scratch.one + SCALAR_NORM;
+    if (r->d % 4 != 0) {
+        KERNEL(c, norm_odd, dim3(r->rows), dim3(256), smem, r->out, r->x, r->gain, r->d, r->eps);
+        return;
+    }
+    struct norm_out out = {r->out, NULL, scale, c->wanted == CUDA_R_16BF};
+    if (c->wanted != CUDA_R_32F)
+        out.narrow = (uint16_t *)c->scratch.x;
+    KERNEL(c, rmsnorm, dim3(r->rows), dim3(threads), smem, out, r->x, r->gain, r->d, r->eps);
+    c->input = (struct input){r->out, out.bf16 ? c->scratch.one + SCALAR_ONE : (const float *)scale,
+                              c->wanted};
 }
 
 void cuda_rmsnorm(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,
@@ -64,31 +132,105 @@ void cuda_rmsnorm(struct kn *kn, float *out, const float *x, const float *gain, 
     op_submit(cuda_of(kn), &o);
 }
 
-/* Four values a thread. */
+/* ---- gate ---- */
+
 DEV float gated(float g, float u)
 {
     return g / (1.0f + expf(-g)) * u;
 }
+DEV float4 gated4(float4 g, float4 u)
+{
+    return make_float4(gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w));
+}
 
+/* Four values a thread. */
 __global__ void __launch_bounds__(256)
     swiglu(float *out, const float *gate, const float *up, size_t n)
 {
     size_t i = ((size_t)blockIdx.x * 256 + threadIdx.x) * 4;
     if (i + 4 <= n) {
-        float4 g = *(const float4 *)(gate + i), u = *(const float4 *)(up + i);
-        *(float4 *)(out + i) =
-            make_float4(gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w));
+        *(float4 *)(out + i) = gated4(*(const float4 *)(gate + i), *(const float4 *)(up + i));
         return;
     }
     for (; i < n; i++)
         out[i] = gated(gate[i], up[i]);
 }
 
+/* Values 8 i .. 8 i + 7, divided, to out; returns the largest magnitude before. */
+template <bool BF16>
+DEV float gate_narrow(uint16_t *out, const float *gate, const float *up, size_t i, float inverse)
+{
+    const float4 *g = (const float4 *)gate + 2 * i, *u = (const float4 *)up + 2 * i;
+    float4 g0 = g[0], g1 = g[1], u0 = u[0], u1 = u[1];
+    float4 a = gated4(g0, u0), b = gated4(g1, u1);
+    uint2 lo = narrow4<BF16>(a, inverse), hi = narrow4<BF16>(b, inverse);
+    ((uint4 *)out)[i] = make_uint4(lo.x, lo.y, hi.x, hi.y);
+    return fmaxf(largest4(a), largest4(b));
+}
+
+/* swiglu in 16 bits: eight values a thread. Halves that overflow are noted in *top, and gate_again makes all of them anew. */
+template <bool BF16>
+__global__ void __launch_bounds__(256)
+    swiglu_narrow(uint16_t *out, const float *gate, const float *up, size_t n8, uint32_t *top)
+{
+    size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n8)
+        return;
+    float m = gate_narrow<BF16>(out, gate, up, i, 1.0f);
+    if (!BF16 && m >= HALF_SAFE)
+        atomicMax(top, __float_as_uint(m));
+}
+
+/* Leaves the scale of swiglu_narrow's halves in *scale. It is 1 and there is nothing to do, but for values beyond the halves'
+ * range: then all are made again. The last block clears the words for the next time. */
+__global__ void __launch_bounds__(256) gate_again(uint16_t *out, const float *gate, const float *up,
+                                                  size_t n8, uint32_t *words, float *scale)
+{
+    float divisor = half_scale(words[WORD_GATE]);
+    if (divisor != 1.0f)
+        for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n8;
+             i += (size_t)gridDim.x * 256)
+            gate_narrow<false>(out, gate, up, i, 1.0f / divisor);
+    __syncthreads(); /* the block has read the word */
+    if (threadIdx.x != 0)
+        return;
+    if (blockIdx.x == 0)
+        *scale = divisor;
+    __threadfence();
+    if (atomicAdd(&words[WORD_GATE_DONE], 1u) == gridDim.x - 1) {
+        words[WORD_GATE] = 0;
+        words[WORD_GATE_DONE] = 0;
+    }
+}
+
+/* A product in 16 bits follows: floats are not written. out may be gate, so nothing of gate or up is touched either. */
+static void swiglu_for_product(struct cuda *c, const struct op_swiglu *s)
+{
+    uint16_t *out = (uint16_t *)c->scratch.x;
+    float *scale = c->scratch.one + SCALAR_GATE;
+    uint32_t *words = c->scratch.words;
+    size_t n8 = s->n / 8;
+    dim3 grid((unsigned)((n8 + 255) / 256));
+    kn_assert(s->n % 8 == 0 && s->n * 2 <= c->scratch.x_bytes);
+    if (c->wanted == CUDA_R_16BF) {
+        KERNEL(c, swiglu_narrow<true>, grid, dim3(256), 0, out, s->gate, s->up, n8, words);
+        c->input = (struct input){s->out, c->scratch.one + SCALAR_ONE, c->wanted};
+        return;
+    }
+    KERNEL(c, swiglu_narrow<false>, grid, dim3(256), 0, out, s->gate, s->up, n8, words + WORD_GATE);
+    grid.x = KN_MIN(grid.x, (unsigned)c->n_sms);
+    KERNEL(c, gate_again, grid, dim3(256), 0, out, s->gate, s->up, n8, words, scale);
+    c->input = (struct input){s->out, scale, c->wanted};
+}
+
 void run_swiglu(struct cuda *c, const struct op *o)
 {
     const struct op_swiglu *s = &o->u.swiglu;
-    KERNEL(c, swiglu, dim3((unsigned)((s->n + 1023) / 1024)), dim3(256), 0, s->out, s->gate, s->up,
-           s->n);
+    if (c->wanted != CUDA_R_32F)
+        swiglu_for_product(c, s);
+    else
+        KERNEL(c, swiglu, dim3((unsigned)((s->n + 1023) / 1024)), dim3(256), 0, s->out, s->gate,
+               s->up, s->n);
 }
 
 void cuda_swiglu(struct kn *kn, float *out, const float *gate, const float *up, size_t n)
@@ -102,6 +244,8 @@ void cuda_swiglu(struct kn *kn, float *out, const float *gate, const float *up, 
     o.u.swiglu.n = n;
     op_submit(cuda_of(kn), &o);
 }
+
+/* ---- gather ---- */
 
 __global__ void __launch_bounds__(256)
     gather_rows(float *out, const float *x, const uint32_t *rows, uint32_t d)

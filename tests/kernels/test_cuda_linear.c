@@ -248,6 +248,104 @@ static void values_beyond_halves_do_not_overflow(void **state)
     kd_each(check_large);
 }
 
+/* ---- inputs that the op before makes in 16 bits ---- */
+
+enum { IN_ROWS = 70, IN_COLS = 264, IN_OUTS = 24 };
+
+/* got [rows][outs] against in . values^T. */
+static void check_product(const char *what, const float *got, const double *in, const float *values)
+{
+    for (uint32_t r = 0; r < IN_ROWS; r++)
+        for (uint32_t o = 0; o < IN_OUTS; o++) {
+            double sum = 0, scale = 0;
+            for (uint32_t k = 0; k < IN_COLS; k++) {
+                double v = (double)values[o * IN_COLS + k] * in[r * IN_COLS + k];
+                sum += v;
+                scale += fabs(v);
+            }
+            if (!(fabs((double)got[r * IN_OUTS + o] - sum) <= 5e-3 * scale))
+                fail_msg("%s, %s: output %u of row %u is %g, expected %g", kd_label(), what, o, r,
+                         (double)got[r * IN_OUTS + o], sum);
+        }
+}
+
+static double silu(double g)
+{
+    return g / (1 + exp(-g));
+}
+
+/* A norm (which: 0) or a gate of numbers of that size, then its product, as ops that follow each other. */
+static void input_and_product(struct kn *kn, int which, float size, enum kn_type *types, uint32_t n)
+{
+    enum { N = IN_ROWS * IN_COLS };
+    struct kn_tensor t[2];
+    struct kn_weight *w[2];
+    float *x = kc_floats(3, N, which ? size : 1.0f), *y = kc_floats(4, which ? N : IN_COLS, size);
+    float *dev_x = kc_up(kn, x, N * sizeof *x), *dev_y = kc_up(kn, y, (which ? N : IN_COLS) * 4);
+    float *out[2], got[2][IN_ROWS * IN_OUTS];
+    double *in = malloc(N * sizeof *in);
+    char what[80];
+    assert_non_null(in);
+    for (uint32_t r = 0; r < IN_ROWS; r++) {
+        double sum = 0;
+        for (uint32_t k = 0; k < IN_COLS; k++)
+            sum += (double)x[r * IN_COLS + k] * (double)x[r * IN_COLS + k];
+        for (uint32_t k = 0; k < IN_COLS; k++) {
+            double v = (double)x[r * IN_COLS + k];
+            in[r * IN_COLS + k] = which ? silu(v) * (double)y[r * IN_COLS + k]
+                                        : v / sqrt(sum / IN_COLS + 1e-6) * (double)y[k];
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        t[i] = kc_tensor(types[i], IN_OUTS, IN_COLS, 7 + i);
+        w[i] = kc_load(kn, &t[i]);
+        out[i] = kc_up(kn, NULL, sizeof got[i]);
+    }
+    if (which)
+        kn->ops->swiglu(kn, dev_x, dev_x, dev_y, N);
+    else
+        kn->ops->rmsnorm(kn, dev_x, dev_x, dev_y, IN_ROWS, IN_COLS, 1e-6f);
+    kn->ops->linear(kn, n, (const struct kn_weight *const *)w, NULL, dev_x, IN_ROWS, out, false);
+    for (uint32_t i = 0; i < n; i++) {
+        float *values = kc_tensor_values(&t[i]);
+        kc_down(kn, got[i], out[i], sizeof got[i]);
+        snprintf(what, sizeof what, "%s of size %g by %s", which ? "gate" : "norm", (double)size,
+                 kn_type_find(types[i])->name);
+        check_product(what, got[i], in, values);
+        kn->ops->weight_free(kn, &w[i]);
+        kc_tensor_free(&t[i]);
+        free(values);
+    }
+    kc_drop(kn, dev_x, N * sizeof *x);
+    kc_drop(kn, dev_y, (which ? N : IN_COLS) * 4);
+    free(x);
+    free(y);
+    free(in);
+}
+
+/* Small numbers after large ones: no scale is left over. */
+static void check_inputs(struct kn *kn)
+{
+    enum kn_type f16[] = {KN_F16, KN_F16}, bf16[] = {KN_BF16}, mixed[] = {KN_F16, KN_F32};
+    static const float norms[] = {1.0f, 3e6f, 0.02f}, gates[] = {1.0f, 3e12f, 300.0f, 0.1f};
+    for (size_t i = 0; i < KC_LEN(norms); i++) {
+        input_and_product(kn, 0, norms[i], f16, 2);
+        input_and_product(kn, 0, norms[i], bf16, 1);
+        input_and_product(kn, 0, norms[i], mixed, 2);
+    }
+    for (size_t i = 0; i < KC_LEN(gates); i++) {
+        input_and_product(kn, 1, gates[i], f16, 2);
+        input_and_product(kn, 1, gates[i], bf16, 1);
+        input_and_product(kn, 1, gates[i], mixed, 2);
+    }
+}
+
+static void norms_and_gates_write_what_products_read(void **state)
+{
+    (void)state;
+    kd_each(check_inputs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -255,6 +353,7 @@ int main(void)
         cmocka_unit_test(long_rows_are_split_among_blocks),
         cmocka_unit_test(weights_expand_to_the_nearest_halves),
         cmocka_unit_test(values_beyond_halves_do_not_overflow),
+        cmocka_unit_test(norms_and_gates_write_what_products_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
