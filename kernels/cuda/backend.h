@@ -37,6 +37,7 @@ extern "C" {
 #define SIDE_BYTES ((size_t)1 << 20)
 #define OPS_MAX 4096 /* of one pass: a model of 250 layers */
 #define GRAPHS_MAX 48
+#define BRIEF_OPS_MAX 32   /* of a score pass that becomes a graph: two layers */
 #define DECODE_ROWS_MAX 32 /* rows of a pass that becomes a graph */
 
 enum stream_kind { STREAM_DECODE, STREAM_PREFILL, STREAM_REFRESH, STREAM_COPY, STREAM_N };
@@ -101,6 +102,7 @@ enum op_kind {
     OP_ATTENTION,
     OP_SWIGLU,
     OP_GATHER,
+    OP_LOGIT,
     OP_N
 };
 
@@ -152,6 +154,12 @@ struct op_gather {
     const uint32_t *rows; /* device */
     uint32_t n, d;
 };
+struct op_logit { /* to scratch.l */
+    const struct kn_weight *w;
+    const float *x;
+    const int32_t *ids; /* device */
+    uint32_t rows;
+};
 
 /* Compared and hashed as bytes: start from op_make, which zeroes the gaps. */
 struct op {
@@ -166,6 +174,7 @@ struct op {
         struct op_attention attention;
         struct op_swiglu swiglu;
         struct op_gather gather;
+        struct op_logit logit;
     } u;
 };
 
@@ -254,6 +263,7 @@ struct graph {
 
 struct capture {
     bool on;       /* the open pass collects its ops */
+    bool brief;    /* of them only a short list becomes a graph */
     bool disabled; /* capturing failed once, or the options say so */
     struct op *list;
     uint32_t n;
@@ -413,7 +423,7 @@ const uint32_t *batch_side(struct cuda *c, const uint32_t *src, uint32_t n);
 /* capture.cu */
 int capture_open(struct cuda *c);
 void capture_close(struct cuda *c);
-void capture_begin(struct cuda *c, bool decode);
+void capture_begin(struct cuda *c, enum stream_kind kind);
 void op_submit(struct cuda *c, const struct op *o);
 void op_run(struct cuda *c, const struct op *o);
 void capture_flush(struct cuda *c);
@@ -462,6 +472,7 @@ void cuda_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, con
 void run_attention(struct cuda *c, const struct op *o);
 
 /* score.cu, select.cu, sample.cu */
+void run_logit(struct cuda *c, const struct op *o);
 void cuda_row_logit(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
                     const int32_t *ids, float *ret);
 void cuda_row_lse(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,

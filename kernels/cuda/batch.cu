@@ -295,7 +295,7 @@ void cuda_batch_begin(struct kn *kn, const struct kn_batch *kb)
         return;
     b->side_used = b->side_sent = b->side_at;
     batch_fill(c, kb, &l);
-    capture_begin(c, kind == STREAM_DECODE);
+    capture_begin(c, kind);
     if (!c->capture.on)
         batch_upload(c);
 }

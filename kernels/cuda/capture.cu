@@ -1,4 +1,4 @@
-/* capture.cu: decode passes as CUDA graphs.
+/* capture.cu: decode passes, and score passes of one layer, as CUDA graphs.
  *
  *      batch_begin   the pass collects its ops in a list
  *      flush         one copy of the batch to the device, then
@@ -11,6 +11,9 @@
  * the kernels from the batch's device memory, whose places follow from the number of rows. So there is one graph per
  * number of rows and length of context, at most GRAPHS_MAX; the one that was not used longest makes room.
  *
+ * A score pass through many layers keeps the device busy longer than its launches take; it differs from the next one in where it
+ * rests, too. Its list runs op by op.
+ *
  * Freed weights and buffers throw all graphs away: a new one at the same address must not look the same.
  *
  * An op whose result a product reads may be held back until the next op is known: rmsnorm and swiglu write the halves that a
@@ -21,8 +24,8 @@
 #include "backend.h"
 
 static void (*const run_table[OP_N])(struct cuda *c, const struct op *o) = {
-    run_embed,        run_rmsnorm,     run_linear,    run_rope,   run_kv_write,
-    run_hidden_write, run_hidden_read, run_attention, run_swiglu, run_gather,
+    run_embed,       run_rmsnorm,   run_linear, run_rope,   run_kv_write, run_hidden_write,
+    run_hidden_read, run_attention, run_swiglu, run_gather, run_logit,
 };
 
 int capture_open(struct cuda *c)
@@ -61,13 +64,15 @@ void capture_reset(struct cuda *c)
     if (c->capture.n_graphs == 0)
         return;
     if (c->failed == cudaSuccess) /* one of them may be under way */
-        RUN(c, cudaStreamSynchronize, c->streams[STREAM_DECODE]);
+        RUN(c, cudaStreamSynchronize, c->stream);
     graphs_drop(&c->capture);
 }
 
-void capture_begin(struct cuda *c, bool decode)
+void capture_begin(struct cuda *c, enum stream_kind kind)
 {
-    c->capture.on = decode && !c->capture.disabled && c->failed == cudaSuccess;
+    bool some = kind == STREAM_DECODE || kind == STREAM_REFRESH;
+    c->capture.on = some && !c->capture.disabled && c->failed == cudaSuccess;
+    c->capture.brief = kind == STREAM_REFRESH;
     c->capture.n = 0;
     c->capture.pass++;
 }
@@ -75,7 +80,7 @@ void capture_begin(struct cuda *c, bool decode)
 /* Runs an op; what is known of the last one's result ends, what is known of this one's begins. */
 static void op_do(struct cuda *c, const struct op *o)
 {
-    if (o->kind != OP_LINEAR)
+    if (o->kind != OP_LINEAR && o->kind != OP_LOGIT) /* they read it */
         c->input.x = NULL;
     run_table[o->kind](c, o);
     if (o->kind == OP_LINEAR)
@@ -220,7 +225,8 @@ void capture_flush(struct cuda *c)
     if (p->n == 0)
         return;
     batch_upload(c);
-    struct graph *g = c->failed == cudaSuccess ? graph_find(c) : NULL;
+    bool graph = c->failed == cudaSuccess && (!p->brief || p->n <= BRIEF_OPS_MAX);
+    struct graph *g = graph ? graph_find(c) : NULL;
     if (g) {
         g->used = p->pass;
         if (g->seen++ == 1 && !graph_capture(c, g))

@@ -131,23 +131,40 @@ void cuda_hidden_write(struct kn *kn, const struct kn_batch *b, const float *x)
     op_submit(c, &o);
 }
 
-__global__ void __launch_bounds__(256)
+/* Four values a thread where d allows it, else one; blockIdx.x: the row. */
+__global__ void __launch_bounds__(128)
     hidden_read(struct dev_batch b, const uint32_t *row_slots, float *out, uint32_t d)
 {
-    uint32_t row = blockIdx.x, slot = row_slots[row];
+    early_next();
+    early_wait();
+    uint32_t row = blockIdx.x, slot = row_slots[row], i = blockIdx.y * 128 + threadIdx.x;
     struct dev_seq s = b.seqs[b.seq[row]];
     float *to = out + (size_t)row * d;
     float scale = s.is_half ? *kv_hidden_scale(s, slot) : 1.0f;
     const uint8_t *from = kv_hidden(s, slot);
-    for (uint32_t i = threadIdx.x; i < d; i += 256)
-        to[i] = (s.is_half ? h2f(((const half_t *)from)[i]) : ((const float *)from)[i]) * scale;
+    if (d % 4 == 0) {
+        if (i >= d / 4)
+            return;
+        float4 v;
+        if (s.is_half) {
+            uint2 w = ((const uint2 *)from)[i];
+            float2 lo = unpack2(w.x), hi = unpack2(w.y);
+            v = make_float4(lo.x * scale, lo.y * scale, hi.x * scale, hi.y * scale);
+        } else {
+            v = ((const float4 *)from)[i];
+        }
+        ((float4 *)to)[i] = v;
+    } else if (i < d) {
+        to[i] = s.is_half ? h2f(((const half_t *)from)[i]) * scale : ((const float *)from)[i];
+    }
 }
 
 void run_hidden_read(struct cuda *c, const struct op *o)
 {
     const struct op_hidden *h = &o->u.hidden;
-    KERNEL(c, hidden_read, dim3(c->batch.view.n_rows), dim3(256), 0, c->batch.view, h->slots, h->x,
-           h->d);
+    uint32_t threads = h->d % 4 == 0 ? h->d / 4 : h->d;
+    KERNEL_EARLY(c, hidden_read, dim3(c->batch.view.n_rows, (threads + 127) / 128), dim3(128), 0,
+                 c->batch.view, h->slots, h->x, h->d);
 }
 
 void cuda_hidden_read(struct kn *kn, const struct kn_batch *b, const uint32_t *row_slots,

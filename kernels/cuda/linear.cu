@@ -72,6 +72,8 @@ __global__ void __launch_bounds__(256) largest(const float *x, size_t n, uint32_
     DYN_SMEM(float, part); /* one a warp */
     size_t step = (size_t)gridDim.x * 256, i = (size_t)blockIdx.x * 256 + threadIdx.x;
     float m = 0.0f;
+    early_next();
+    early_wait();
     for (size_t at = i; at < n / 4; at += step)
         m = fmaxf(m, largest4(((const float4 *)x)[at]));
     if (i < n % 4)
@@ -96,6 +98,8 @@ __global__ void __launch_bounds__(256)
 {
     size_t row = blockIdx.y;
     uint32_t i = (blockIdx.x * 256 + threadIdx.x) * 8;
+    early_next();
+    early_wait();
     float scale = BF16 ? 1.0f : known ? *known : half_scale(*largest_bits), inverse = 1.0f / scale;
     if (!BF16 && !known && row == 0 && i == 0)
         *alpha = scale;
@@ -144,16 +148,16 @@ struct x_plain x_to_plain(struct cuda *c, cudaDataType type, const float *x, uin
     dim3 grid((r.ld / 8 + 255) / 256, rows);
     kn_assert((size_t)rows * r.ld * 2 <= c->scratch.x_bytes);
     if (type == CUDA_R_16BF) {
-        KERNEL(c, narrow<true>, grid, dim3(256), 0, x, cols, r.ld, scale, bits, alpha, out);
+        KERNEL_EARLY(c, narrow<true>, grid, dim3(256), 0, x, cols, r.ld, scale, bits, alpha, out);
         return r;
     }
     if (!scale) {
         size_t n = (size_t)rows * cols;
         unsigned blocks = (unsigned)KN_MIN((n + 4095) / 4096, (size_t)c->n_sms * 8);
         RUN(c, cudaMemsetAsync, bits, 0, sizeof *bits, c->stream);
-        KERNEL(c, largest, dim3(blocks), dim3(256), 8 * sizeof(float), x, n, bits);
+        KERNEL_EARLY(c, largest, dim3(blocks), dim3(256), 8 * sizeof(float), x, n, bits);
     }
-    KERNEL(c, narrow<false>, grid, dim3(256), 0, x, cols, r.ld, scale, bits, alpha, out);
+    KERNEL_EARLY(c, narrow<false>, grid, dim3(256), 0, x, cols, r.ld, scale, bits, alpha, out);
     r.alpha = scale ? scale : alpha;
     return r;
 }
@@ -209,10 +213,12 @@ __global__ void __launch_bounds__(128)
 {
     uint32_t i = blockIdx.x * 128 + threadIdx.x, row = blockIdx.y * BIAS_ROWS;
     uint32_t end = min(row + BIAS_ROWS, rows);
+    early_next();
     if (n % 4 == 0) {
+        float4 b = i < n / 4 ? ((const float4 *)bias)[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        early_wait(); /* biases are weights */
         if (i >= n / 4)
             return;
-        float4 b = ((const float4 *)bias)[i];
 #pragma unroll 4
         for (; row < end; row++) {
             float4 *at = (float4 *)(out + (size_t)row * n) + i, v = make_float4(0, 0, 0, 0);
@@ -222,6 +228,7 @@ __global__ void __launch_bounds__(128)
         }
         return;
     }
+    early_wait();
     for (; row < end; row++)
         for (uint32_t k = i; k < n; k += gridDim.x * 128) {
             float *at = out + (size_t)row * n + k;
@@ -236,8 +243,9 @@ static void product_out(struct cuda *c, const struct op_linear *l, uint32_t i, u
     const struct kn_weight *w = l->w[i];
     float *out = l->outs[i] + (size_t)first * w->rows;
     if (l->bias[i])
-        KERNEL(c, bias_rows, dim3((w->rows + 511) / 512, (x->rows + BIAS_ROWS - 1) / BIAS_ROWS),
-               dim3(128), 0, out, l->bias[i], w->rows, x->rows, (bool)l->add);
+        KERNEL_EARLY(c, bias_rows,
+                     dim3((w->rows + 511) / 512, (x->rows + BIAS_ROWS - 1) / BIAS_ROWS), dim3(128),
+                     0, out, l->bias[i], w->rows, x->rows, (bool)l->add);
     product(c, w, 0, w->rows, x, out, w->rows, l->add || l->bias[i]);
 }
 

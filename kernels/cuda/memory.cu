@@ -17,7 +17,8 @@ static size_t aligned(size_t bytes)
 
 /* What the scratch's parts get, by the size of the device's memory. A slice of weights is large enough for a whole matrix of
  * a model of 7 or 8 G weights: a library product fills the device only with some hundred tiles, and a slice that stayed in the
- * second-level cache would have a few dozen. Logits of 4096 rows by 2048 columns stay there. */
+ * second-level cache would have a few dozen. Activations likewise: 4096 rows by 18944 columns are 148 MiB. Logits of 4096
+ * rows by 2048 columns stay in the cache. */
 static void scratch_plan(struct scratch *s, size_t total)
 {
     bool small = total < (size_t)4 << 30, large = total >= (size_t)16 << 30;

@@ -29,11 +29,29 @@ DEV float block_total(float v)
     return sum;
 }
 
+/* Four floats of a row from `at` on, zeros behind its end. */
+DEV float4 floats_at(const float *row, uint32_t cols, uint32_t at)
+{
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (cols % 4 == 0) {
+        if (at < cols)
+            v = *(const float4 *)(row + at);
+        return v;
+    }
+    v.x = at < cols ? row[at] : 0.0f;
+    v.y = at + 1 < cols ? row[at + 1] : 0.0f;
+    v.z = at + 2 < cols ? row[at + 2] : 0.0f;
+    v.w = at + 3 < cols ? row[at + 3] : 0.0f;
+    return v;
+}
+
 /* A block a row: threads take blocks of 32 values in turn. */
 template <class Q>
 __global__ void __launch_bounds__(LOGIT_THREADS)
     logit_quantised(struct packed p, const float *x, const int32_t *ids, float *ret)
 {
+    early_next();
+    early_wait();
     uint32_t row = blockIdx.x, id = (uint32_t)ids[row];
     float acc = 0.0f;
     for (uint32_t blk = threadIdx.x; blk < p.kb; blk += LOGIT_THREADS) {
@@ -57,36 +75,60 @@ __global__ void __launch_bounds__(LOGIT_THREADS)
         ret[row] = acc;
 }
 
-/* The same in steps of 16 bytes, four of them under way at a time. */
+#define LOGIT_AHEAD 4
+
+/* The same in steps of 16 bytes, four of a thread under way at a time. Elements behind a row's end are zeros on both sides. */
 template <int TYPE>
 __global__ void __launch_bounds__(LOGIT_THREADS)
     logit_float(struct packed p, const float *x, const int32_t *ids, float *ret)
 {
     constexpr int N = TYPE == KN_F32 ? 4 : 8; /* values of 16 bytes */
-    uint32_t row = blockIdx.x;
-    const uint8_t *weights = p.a + (size_t)ids[row] * p.ld * (16 / N);
+    early_next();
+    early_wait();
+    const uint8_t *weights = p.a + (size_t)ids[blockIdx.x] * p.ld * (16 / N);
+    const float *row = x + (size_t)blockIdx.x * p.cols;
     float acc = 0.0f;
-#pragma unroll 4
-    for (uint32_t at = threadIdx.x; at * N < p.ld; at += LOGIT_THREADS) {
-        float w[N], v[N];
-        chunk_values<TYPE>(ld_stream16(weights + (size_t)at * 16), w);
-        x_values<N>(x + (size_t)row * p.cols, p.cols, at * N, v);
+    for (uint32_t at = threadIdx.x; at * N < p.ld; at += LOGIT_THREADS * LOGIT_AHEAD) {
+        uint4 w[LOGIT_AHEAD];
+        float4 v[LOGIT_AHEAD][N / 4];
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            acc = fmaf(w[i], v[i], acc);
+        for (int k = 0; k < LOGIT_AHEAD; k++) {
+            uint32_t i = at + k * LOGIT_THREADS;
+            w[k] = i * N < p.ld ? ld_stream16(weights + (size_t)i * 16) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int h = 0; h < N / 4; h++)
+                v[k][h] = floats_at(row, p.cols, i * N + h * 4);
+        }
+#pragma unroll
+        for (int k = 0; k < LOGIT_AHEAD; k++) {
+            float a[N];
+            chunk_values<TYPE>(w[k], a);
+#pragma unroll
+            for (int h = 0; h < N / 4; h++) {
+                acc = fmaf(a[4 * h], v[k][h].x, acc);
+                acc = fmaf(a[4 * h + 1], v[k][h].y, acc);
+                acc = fmaf(a[4 * h + 2], v[k][h].z, acc);
+                acc = fmaf(a[4 * h + 3], v[k][h].w, acc);
+            }
+        }
     }
     acc = block_total(acc);
     if (threadIdx.x == 0)
-        ret[row] = acc;
+        ret[blockIdx.x] = acc;
 }
 
-static void logits_run(struct cuda *c, const struct kn_weight *w, const float *x, uint32_t rows,
-                       const int32_t *ids, float *ret)
+void run_logit(struct cuda *c, const struct op *o)
 {
-    dim3 grid(rows), block(LOGIT_THREADS);
+    const struct op_logit *l = &o->u.logit;
+    const struct kn_weight *w = l->w;
+    const float *x = l->x;
+    const int32_t *ids = l->ids;
+    float *ret = c->scratch.l;
+    dim3 grid(l->rows), block(LOGIT_THREADS);
     size_t smem = LOGIT_THREADS / 32 * sizeof(float);
-#define LOGIT(TYPE) KERNEL(c, (logit_quantised<quant<TYPE>>), grid, block, smem, w->p, x, ids, ret)
-#define LOGIT_FLOAT(TYPE) KERNEL(c, (logit_float<TYPE>), grid, block, smem, w->p, x, ids, ret)
+#define LOGIT(TYPE)                                                                                \
+    KERNEL_EARLY(c, (logit_quantised<quant<TYPE>>), grid, block, smem, w->p, x, ids, ret)
+#define LOGIT_FLOAT(TYPE) KERNEL_EARLY(c, (logit_float<TYPE>), grid, block, smem, w->p, x, ids, ret)
     if (kn_int8_format(w->type))
         QUANT_SWITCH(w->type, LOGIT)
     else if (w->type == KN_F32)
@@ -99,26 +141,39 @@ static void logits_run(struct cuda *c, const struct kn_weight *w, const float *x
 #undef LOGIT_FLOAT
 }
 
+/* Rows that the scratch holds results of. Ids are the pass's own or on the device already. */
+static void logits_of(struct cuda *c, const struct kn_weight *w, const float *x, uint32_t rows,
+                      const int32_t *ids, float *ret)
+{
+    struct op o = op_make(OP_LOGIT);
+    o.u.logit.w = w;
+    o.u.logit.x = x;
+    o.u.logit.ids = ids;
+    o.u.logit.rows = rows;
+    op_submit(c, &o);
+    capture_flush(c);
+    fetch(c, ret, c->scratch.l, rows * sizeof *ret);
+}
+
 void cuda_row_logit(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
                     const int32_t *ids, float *ret)
 {
     struct cuda *c = cuda_of(kn);
-    const uint32_t piece = (uint32_t)KN_MIN(SIDE_MAX, c->scratch.l_bytes) / sizeof *ids;
+    const struct batch *b = &c->batch;
+    const uint32_t piece = (uint32_t)(KN_MIN(SIDE_MAX, c->scratch.l_bytes) / sizeof *ids);
     kn_assert(w->magic == CUDA_WEIGHT_MAGIC);
-    capture_flush(c);
     for (uint32_t r = 0; r < rows; r++)
         kn_assert(ids[r] >= 0 && (uint32_t)ids[r] < w->rows);
-    if (c->batch.open && ids == c->batch.b->ids && rows == c->batch.b->n_rows && rows <= piece) {
+    if (b->open && ids == b->b->ids && rows == b->b->n_rows && rows > 0 && rows <= piece) {
         /* each row's own token: the pass has brought them along */
-        logits_run(c, w, x, rows, c->batch.view.ids, c->scratch.l);
-        fetch(c, ret, c->scratch.l, rows * sizeof *ret);
+        logits_of(c, w, x, rows, b->view.ids, ret);
         return;
     }
+    capture_flush(c);
     for (uint32_t at = 0; at < rows; at += piece) {
         uint32_t n = KN_MIN(piece, rows - at);
         const int32_t *dev = (const int32_t *)side_push(c, ids + at, n * sizeof *ids);
-        logits_run(c, w, x + (size_t)at * w->cols, n, dev, c->scratch.l);
-        fetch(c, ret + at, c->scratch.l, n * sizeof *ret);
+        logits_of(c, w, x + (size_t)at * w->cols, n, dev, ret + at);
     }
 }
 
@@ -155,6 +210,7 @@ __global__ void __launch_bounds__(LSE_THREADS)
     DYN_SMEM(float2, part); /* one a warp */
     const float *v = logits + (size_t)blockIdx.x * ld;
     float2 s = make_float2(-INFINITY, 0.0f);
+    early_wait();
     for (uint32_t i = threadIdx.x; i < n / 4; i += LSE_THREADS * LSE_AHEAD) {
         float4 a[LSE_AHEAD];
         float top = s.x;
@@ -212,8 +268,8 @@ static void lse_run(struct cuda *c, const struct kn_weight *w, const float *x, u
     for (uint32_t first = 0; first < w->rows; first += slice) {
         uint32_t n = KN_MIN(slice, w->rows - first);
         product(c, w, first, n, &plain, logits, slice, false);
-        KERNEL(c, lse_add, dim3(rows), dim3(LSE_THREADS), LSE_THREADS / 32 * sizeof(float2), logits,
-               n, slice, state, first == 0, n == w->rows - first ? result : NULL);
+        KERNEL_EARLY(c, lse_add, dim3(rows), dim3(LSE_THREADS), LSE_THREADS / 32 * sizeof(float2),
+                     logits, n, slice, state, first == 0, n == w->rows - first ? result : NULL);
     }
     fetch(c, ret, result, rows * sizeof *ret);
 }

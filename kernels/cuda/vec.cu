@@ -57,11 +57,17 @@ __global__ void __launch_bounds__(1024)
                  *gains = (const float4 *)gain;
     uint32_t n = d / 4, step = blockDim.x;
     float4 v[NORM_HELD], g[NORM_HELD];
+    early_next();
+#pragma unroll
+    for (uint32_t k = 0; k < NORM_HELD; k++) {
+        uint32_t i = threadIdx.x + k * step;
+        g[k] = i < n ? gains[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    early_wait(); /* gains are weights */
 #pragma unroll
     for (uint32_t k = 0; k < NORM_HELD; k++) {
         uint32_t i = threadIdx.x + k * step;
         v[k] = i < n ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        g[k] = i < n ? gains[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     float2 s = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -112,7 +118,7 @@ void run_rmsnorm(struct cuda *c, const struct op *o)
     struct norm_out out = {r->out, NULL, scale, c->wanted == CUDA_R_16BF};
     if (c->wanted != CUDA_R_32F)
         out.narrow = (uint16_t *)c->scratch.x;
-    KERNEL(c, rmsnorm, dim3(r->rows), dim3(threads), smem, out, r->x, r->gain, r->d, r->eps);
+    KERNEL_EARLY(c, rmsnorm, dim3(r->rows), dim3(threads), smem, out, r->x, r->gain, r->d, r->eps);
     c->input = (struct input){r->out, out.bf16 ? c->scratch.one + SCALAR_ONE : (const float *)scale,
                               c->wanted};
 }
@@ -148,6 +154,8 @@ __global__ void __launch_bounds__(256)
     swiglu(float *out, const float *gate, const float *up, size_t n)
 {
     size_t i = ((size_t)blockIdx.x * 256 + threadIdx.x) * 4;
+    early_next();
+    early_wait();
     if (i + 4 <= n) {
         *(float4 *)(out + i) = gated4(*(const float4 *)(gate + i), *(const float4 *)(up + i));
         return;
@@ -174,6 +182,8 @@ __global__ void __launch_bounds__(256)
     swiglu_narrow(uint16_t *out, const float *gate, const float *up, size_t n8, uint32_t *top)
 {
     size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    early_next();
+    early_wait();
     if (i >= n8)
         return;
     float m = gate_narrow<BF16>(out, gate, up, i, 1.0f);
@@ -186,6 +196,8 @@ __global__ void __launch_bounds__(256)
 __global__ void __launch_bounds__(256) gate_again(uint16_t *out, const float *gate, const float *up,
                                                   size_t n8, uint32_t *words, float *scale)
 {
+    early_next();
+    early_wait();
     float divisor = half_scale(words[WORD_GATE]);
     if (divisor != 1.0f)
         for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n8;
@@ -213,13 +225,14 @@ static void swiglu_for_product(struct cuda *c, const struct op_swiglu *s)
     dim3 grid((unsigned)((n8 + 255) / 256));
     kn_assert(s->n % 8 == 0 && s->n * 2 <= c->scratch.x_bytes);
     if (c->wanted == CUDA_R_16BF) {
-        KERNEL(c, swiglu_narrow<true>, grid, dim3(256), 0, out, s->gate, s->up, n8, words);
+        KERNEL_EARLY(c, swiglu_narrow<true>, grid, dim3(256), 0, out, s->gate, s->up, n8, words);
         c->input = (struct input){s->out, c->scratch.one + SCALAR_ONE, c->wanted};
         return;
     }
-    KERNEL(c, swiglu_narrow<false>, grid, dim3(256), 0, out, s->gate, s->up, n8, words + WORD_GATE);
+    KERNEL_EARLY(c, swiglu_narrow<false>, grid, dim3(256), 0, out, s->gate, s->up, n8,
+                 words + WORD_GATE);
     grid.x = KN_MIN(grid.x, (unsigned)c->n_sms);
-    KERNEL(c, gate_again, grid, dim3(256), 0, out, s->gate, s->up, n8, words, scale);
+    KERNEL_EARLY(c, gate_again, grid, dim3(256), 0, out, s->gate, s->up, n8, words, scale);
     c->input = (struct input){s->out, scale, c->wanted};
 }
 
@@ -229,8 +242,8 @@ void run_swiglu(struct cuda *c, const struct op *o)
     if (c->wanted != CUDA_R_32F)
         swiglu_for_product(c, s);
     else
-        KERNEL(c, swiglu, dim3((unsigned)((s->n + 1023) / 1024)), dim3(256), 0, s->out, s->gate,
-               s->up, s->n);
+        KERNEL_EARLY(c, swiglu, dim3((unsigned)((s->n + 1023) / 1024)), dim3(256), 0, s->out,
+                     s->gate, s->up, s->n);
 }
 
 void cuda_swiglu(struct kn *kn, float *out, const float *gate, const float *up, size_t n)
@@ -247,30 +260,36 @@ void cuda_swiglu(struct kn *kn, float *out, const float *gate, const float *up, 
 
 /* ---- gather ---- */
 
-__global__ void __launch_bounds__(256)
+/* A thread 16 bytes where d allows it, else one value; blockIdx.y: the row. */
+__global__ void __launch_bounds__(128)
     gather_rows(float *out, const float *x, const uint32_t *rows, uint32_t d)
 {
-    const float *from = x + (size_t)rows[blockIdx.x] * d;
-    float *to = out + (size_t)blockIdx.x * d;
-    if (d % 4 == 0)
-        for (uint32_t i = threadIdx.x; i < d / 4; i += 256)
+    uint32_t i = blockIdx.x * 128 + threadIdx.x;
+    early_next();
+    early_wait();
+    const float *from = x + (size_t)rows[blockIdx.y] * d;
+    float *to = out + (size_t)blockIdx.y * d;
+    if (d % 4 == 0) {
+        if (i < d / 4)
             ((float4 *)to)[i] = ((const float4 *)from)[i];
-    else
-        for (uint32_t i = threadIdx.x; i < d; i += 256)
-            to[i] = from[i];
+    } else if (i < d) {
+        to[i] = from[i];
+    }
 }
 
 void run_gather(struct cuda *c, const struct op *o)
 {
     const struct op_gather *g = &o->u.gather;
-    KERNEL(c, gather_rows, dim3(g->n), dim3(256), 0, g->out, g->x, g->rows, g->d);
+    uint32_t threads = g->d % 4 == 0 ? g->d / 4 : g->d;
+    KERNEL_EARLY(c, gather_rows, dim3((threads + 127) / 128, g->n), dim3(128), 0, g->out, g->x,
+                 g->rows, g->d);
 }
 
 void cuda_gather_rows(struct kn *kn, float *out, const float *x, const uint32_t *rows, uint32_t n,
                       uint32_t d)
 {
     struct cuda *c = cuda_of(kn);
-    const uint32_t piece = SIDE_MAX / sizeof *rows;
+    const uint32_t piece = KN_MIN((uint32_t)(SIDE_MAX / sizeof *rows), 65535u); /* a grid's y */
     for (uint32_t at = 0; at < n; at += piece) {
         uint32_t m = KN_MIN(piece, n - at);
         struct op o = op_make(OP_GATHER);

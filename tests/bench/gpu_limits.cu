@@ -3,6 +3,8 @@
  *   copy   4 GiB from device memory to device memory, bytes read and written
  *   read   4 GiB read by a kernel that keeps nothing but a sum
  *   f16    a product of 8192 x 8192 halves by cuBLAS, sums in f32, on random values: zeros run faster
+ *   two    gate and up of a layer (3584 to 18944) for 512 rows: two products, and one call of a batch of two whose matrices
+ *          lie apart, upwards and downwards in memory
  *   launch an empty kernel after an empty kernel, and the same in a graph of 100 */
 #include <algorithm>
 #include <cstdint>
@@ -82,6 +84,30 @@ static float graph_ms(cudaStream_t s)
     return median_ms([&] { MUST(cudaGraphLaunch(e, 0)); });
 }
 
+/* us of two products of 512 rows, one after the other or as a batch whose second matrix lies `apart` halves behind the
+ * first (-1: cuBLAS refuses that). */
+static float pair_us(cublasHandle_t blas, uint16_t *w, long long apart, uint16_t *x, float *out,
+                     bool batch)
+{
+    enum { D = 3584, F = 18944, ROWS = 512 };
+    const float one = 1, zero = 0;
+    const long long out_apart = (apart < 0 ? -1LL : 1LL) * F * ROWS;
+    int bad = 0;
+    auto work = [&] {
+        for (int i = 0; i < (batch ? 0 : 2); i++)
+            bad |= cublasGemmEx(blas, CUBLAS_OP_T, CUBLAS_OP_N, F, ROWS, D, &one, w + i * apart,
+                                CUDA_R_16F, D, x, CUDA_R_16F, D, &zero, out + i * out_apart,
+                                CUDA_R_32F, F, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        if (batch)
+            bad |= cublasGemmStridedBatchedEx(blas, CUBLAS_OP_T, CUBLAS_OP_N, F, ROWS, D, &one, w,
+                                              CUDA_R_16F, D, apart, x, CUDA_R_16F, D, 0, &zero, out,
+                                              CUDA_R_32F, F, out_apart, 2, CUBLAS_COMPUTE_32F,
+                                              CUBLAS_GEMM_DEFAULT);
+    };
+    float ms = median_ms(work);
+    return bad ? -1.0f : 1e3f * ms;
+}
+
 int main(void)
 {
     cublasHandle_t blas;
@@ -103,6 +129,11 @@ int main(void)
                           CUDA_R_16F, N, &zero, c, CUDA_R_32F, N, CUBLAS_COMPUTE_32F,
                           CUBLAS_GEMM_DEFAULT));
     });
+    const long long apart = (long long)18944 * 3584 + 4096;
+    uint16_t *x = a + 4 * apart;
+    float *out = (float *)(x + 4096 * 3584) + (size_t)4 * 512 * 18944; /* room on both sides */
+    float two[3] = {pair_us(blas, a, apart, x, out, false), pair_us(blas, a, apart, x, out, true),
+                    pair_us(blas, a + apart, -apart, x, out, true)};
     float chain = median_ms([&] {
         for (int i = 0; i < CHAIN; i++)
             nothing<<<1, 32>>>();
@@ -111,6 +142,9 @@ int main(void)
     printf("copy,%.1f,GB/s\n", 2e-6 * BYTES / copy);
     printf("read,%.1f,GB/s\n", 1e-6 * BYTES / read);
     printf("f16,%.1f,TFLOP/s\n", 2e-9 * N * N * N / gemm);
+    printf("two products of 512 rows,%.1f,us\n", two[0]);
+    printf("the same as a batch upwards,%.1f,us\n", two[1]);
+    printf("the same as a batch downwards,%.1f,us\n", two[2]);
     printf("launch,%.2f,us\n", 1e3 * chain / CHAIN);
     printf("launch in a graph,%.2f,us\n", 1e3 * graph_ms(s) / CHAIN);
     return 0;

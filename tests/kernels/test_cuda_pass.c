@@ -232,6 +232,68 @@ static void decode_passes_are_graphs(void **state)
     kd_each(check_graphs);
 }
 
+/* Scores rows 0 .. n - 1 of a sequence from their hidden rows, as a refresh through the last layer does. */
+static void score(struct rig *r, uint32_t s, uint32_t n, float *logit, float *lse)
+{
+    const struct kn_ops *ops = r->kn->ops;
+    int32_t ids[ROWS], positions[ROWS];
+    uint32_t seq[ROWS] = {0}, lo[ROWS], hi[ROWS];
+    struct kn_seq seqs[] = {{&r->pool.kv, r->slots[s], r->n[s]}};
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] = (int32_t)((i * 5 + s) % V);
+        positions[i] = (int32_t)i;
+        lo[i] = i + 1;
+        hi[i] = r->n[s];
+    }
+    struct kn_batch b = {n, 1, ids, positions, seq, lo, hi, NULL, seqs};
+    struct kn_rope rope = {KN_ROPE_HALVES, HEADS, HD, HD, r->inv_freq, NULL, 0.0f};
+    const struct kn_weight *q[] = {r->w[WQ]}, *o[] = {r->w[WO]};
+    ops->batch_begin(r->kn, &b);
+    ops->hidden_read(r->kn, &b, r->slots[s], r->x);
+    ops->rmsnorm(r->kn, r->h, r->x, r->gain, n, D, 1e-5f);
+    ops->linear(r->kn, 1, q, NULL, r->h, n, &r->q, false);
+    ops->rope(r->kn, &b, &rope, r->q);
+    ops->attention(r->kn, &b, 0, r->q, HEADS, 0.25f, r->att);
+    ops->linear(r->kn, 1, o, NULL, r->att, n, &r->x, true);
+    ops->rmsnorm(r->kn, r->h, r->x, r->gain, n, D, 1e-5f);
+    ops->row_logit(r->kn, r->w[WHEAD], r->h, n, ids, logit);
+    ops->row_lse(r->kn, r->w[WHEAD], r->h, n, lse);
+    ops->batch_end(r->kn, &b);
+}
+
+/* The same shape again and again, with other sequences, other hidden rows and decode passes in between. */
+static void check_scores(struct kn *kn)
+{
+    struct kn *ref_kn = open_ref();
+    struct rig r, ref;
+    float got[2][ROWS], want[2][ROWS];
+    for (int half = 0; half < 2; half++) {
+        float tolerance = half ? 2 * KC_HALVES : 1e-5f;
+        weights_are = half ? KN_F16 : KN_F32;
+        assert_true(rig_open(&r, kn) && rig_open(&ref, ref_kn));
+        forward_both(&r, &ref, 0, 2, 15);
+        for (uint32_t i = 0; i < 6; i++) {
+            uint32_t n = i == 2 ? 3 : 11;
+            score(&r, i % 2, n, got[0], got[1]);
+            score(&ref, i % 2, n, want[0], want[1]);
+            kc_near(kd_label(), got[0], want[0], n, kc_max_abs(want[1], n), tolerance);
+            kc_near(kd_label(), got[1], want[1], n, kc_max_abs(want[1], n), tolerance);
+            if (i > 1)
+                forward_both(&r, &ref, 0, 2, 1);
+        }
+        rig_close(&r);
+        rig_close(&ref);
+    }
+    kn_close(&ref_kn);
+    weights_are = KN_F32;
+}
+
+static void score_passes_of_one_layer_are_graphs(void **state)
+{
+    (void)state;
+    kd_each(check_scores);
+}
+
 /* Five rows meet weights in halves: what one op of the graph leaves in 16 bits for the next. */
 static void check_halves(struct kn *kn)
 {
@@ -517,6 +579,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_passes_are_graphs),
         cmocka_unit_test(decode_passes_in_halves_are_graphs),
+        cmocka_unit_test(score_passes_of_one_layer_are_graphs),
         cmocka_unit_test(pages_share_granules),
         cmocka_unit_test(pages_are_released_under_work_in_flight),
         cmocka_unit_test(every_call_may_fail),
