@@ -11,17 +11,16 @@
  *   neighbours decode  | slice | pass | slice | pass | ...      a slice as long as SLICE_PASSES passes: the gap between two
  *                                                               tokens of a neighbour is what it was, and SLICE_PASSES more
  *
- * What a pass and what a row of the refresh take is measured while it runs; the first slice of a session's first refresh is
- * SLICE_FIRST rows. Where a refresh is cut changes no bit of its result, so time decides nothing but time.
+ * What a pass and what a row of the refresh take is measured while it runs; the first slice of a refresh is SLICE_MIN
+ * rows: the rows that come first see most, so what the last ones of an earlier refresh took would promise too much. Where a refresh is cut changes no bit of its result, so time decides nothing but time.
  */
 #include "core.h"
 #include "log.h"
 #include <stdio.h>
 #include <string.h>
 
-#define SLICE_FIRST 8u
 #define SLICE_MIN 2u /* they take about as long as one: weights are read once for both */
-#define SLICE_PASSES 1.5
+#define SLICE_PASSES 0.75
 #define DEAF_US                                                                                    \
     1000000u /* a session whose prune for others failed is not asked again for so long */
 
@@ -30,6 +29,7 @@ void prune_start(struct engine *en, struct session *s, enum record_prune_reason 
 {
     bc_assert(!s->prune.active);
     s->prune = (struct prune){.active = true, .reason = reason, .keep = keep, .order = ++en->tick};
+    s->row_us = 0;
 }
 
 void prune_abort(struct session *s)
@@ -141,7 +141,7 @@ uint32_t slice_rows(const struct engine *en, const struct session *s)
     if (!en->neighbours || !can_be_cut(s))
         return rows;
     if (en->decode_us == 0 || s->row_us == 0)
-        return BC_MIN(rows, SLICE_FIRST);
+        return BC_MIN(rows, SLICE_MIN);
     double fit = SLICE_PASSES * (double)en->decode_us / s->row_us;
     return fit < (double)rows ? BC_MAX((uint32_t)fit, BC_MIN(rows, SLICE_MIN)) : rows;
 }

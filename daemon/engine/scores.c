@@ -83,6 +83,7 @@ static int scores_start(struct engine *en, struct session *s, const struct comma
                                   .n = n,
                                   .done = evict_policy_prunes(p->policy) ? 0 : n,
                                   .total = total};
+    s->row_us = 0;
     return BC_OK;
 }
 

@@ -91,8 +91,8 @@ struct model_rest {
     float *x;   /* what the rows are there, the caller's: [MODEL_REST_ROWS][d_model] HOST */
 };
 /* Goes on with cache indices *next .. end - 1 of a job that is not fast, for about max_rows rows' worth of layers, at least one
- * layer of a block. *next moves on by whole blocks; scores go to ret_scores[cache index]. Blocks begin at the same rows however
- * the work is cut, and the results are those of model_score_rows. */
+ * layer of a block. *next moves on by whole blocks; scores go to ret_scores[cache index]. However the work is
+ * cut, the results are those of model_score_rows. */
 int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
                      uint32_t *next, uint32_t end, uint32_t max_rows, float *ret_scores,
                      struct err *e);

@@ -112,7 +112,7 @@ static uint32_t head_layers(const struct model *m, const struct model_score *job
     return job->logprob ? 1 + (uint32_t)(hp->n_vocab / layer) : 0;
 }
 
-/* The block goes through layers until *left (rows x layers) is spent. */
+/* The block goes through layers, one at least, until *left (rows x layers) is not enough for another. */
 static int rest_layers(struct model *m, const struct model_score *job, struct model_rest *rest,
                        uint32_t first, uint64_t *left, struct err *e)
 {
@@ -129,7 +129,7 @@ static int rest_layers(struct model *m, const struct model_score *job, struct mo
         m->arch->layer(&p, &m->w.layers[rest->layer], rest->layer, LAYER_Q | LAYER_MLP);
         rest->layer++;
         *left -= BC_MIN(*left, (uint64_t)rest->n);
-    } while (rest->layer<m->hp.n_layers && * left> 0);
+    } while (rest->layer < m->hp.n_layers && *left >= rest->n);
     m->kn->ops->download(m->kn, rest->x, p.x, bytes);
     return model_pass_end(m, &p, e);
 }
@@ -160,12 +160,16 @@ int model_score_some(struct model *m, const struct model_score *job, struct mode
     MAGIC_OK(m, MODEL_MAGIC);
     bc_assert(!job->fast && end <= job->seq.n && *next <= end && max_rows > 0);
     uint32_t stop = BC_MIN(end, BC_MAX(rows_seeing(job), *next));
-    uint32_t most = BC_MIN(MODEL_REST_ROWS, m->info.max_rows);
+    /* half a block where little is asked for at a time: a layer of a whole one may be more than that */
+    uint32_t most = max_rows < MODEL_REST_ROWS ? MODEL_REST_ROWS / 2 : MODEL_REST_ROWS;
+    most = BC_MIN(most, m->info.max_rows);
     uint64_t left = (uint64_t)max_rows * m->hp.n_layers;
 
-    while (*next < stop && left > 0) {
+    for (bool begun = false; *next < stop && left > 0; begun = true) {
         if (rest->n == 0)
             *rest = (struct model_rest){.n = BC_MIN(most, stop - *next), .x = rest->x};
+        if (begun && rest->layer < m->hp.n_layers && left < rest->n)
+            break;
         int rc = rest->layer < m->hp.n_layers
                      ? rest_layers(m, job, rest, *next, &left, e)
                      : rest_head(m, job, rest, *next, &left, ret_scores, e);

@@ -1,36 +1,52 @@
-/* bench_gap MODEL.gguf [--threads N] [--tokens 4096] [--policy NAME [--score NAME]] [--kv-type TYPE]
+/* bench_gap MODEL.gguf [--threads N] [--tokens 4096] [--rounds 5] [--policy NAME [--score NAME]] [--kv-type TYPE]
  *
- * What a neighbour feels of a refresh: one session decodes without end while the full cache of another is pruned, for every
- * policy in turn, in process. CSV: bench,case,figure,value
+ * What a neighbour feels of a refresh: one session decodes without end while the full cache of another is pruned by one
+ * token, for every policy in turn, --rounds times each, in process.
  *
- *     gap,POLICY SCORE,step_ms        between two tokens of the neighbour while the other cache is at rest: median
- *     gap,POLICY SCORE,median_ms      the same while it is refreshed
- *     gap,POLICY SCORE,worst_ms       the longest
- *     gap,POLICY SCORE,ratio          worst / step
- *     gap,POLICY SCORE,refresh_ms     from the first slice to the last, the neighbour's passes included */
+ *     | REST steps, the other cache at rest | gaps while it is refreshed | REST steps at rest |
+ *
+ * A gap's ratio is to the neighbour's own step at that moment, which grows with its cache: the line between the medians before
+ * and after. CSV: bench,case,figure,value
+ *
+ *     gap,POLICY SCORE,step_ms        between two tokens of the neighbour at rest, median
+ *     gap,POLICY SCORE,refresh_ms     from the first slice to the last, the neighbour's passes included: median of the rounds
+ *     gap,POLICY SCORE,ratio_p50      gaps of a round while the other cache is refreshed: median of the rounds
+ *     gap,POLICY SCORE,ratio_p99
+ *     gap,POLICY SCORE,ratio_max      longest gap of a round: median of the rounds
+ *     gap,POLICY SCORE,ratio_worst    of the worst round
+ *     gap,POLICY SCORE,rest_max       longest gap at rest: median of the rounds; what the machine does without any refresh
+ *     gap,POLICY SCORE,cpu_max, cpu_worst   as ratio_max, ratio_worst, in the process's processor time: without what others on
+ *                                     the machine took from it */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "clock.h"
 #include "engine.h"
 
-#define REST 60u /* steps of the neighbour beside a cache at rest */
+#define REST 100u /* steps of the neighbour beside a cache at rest, a round */
+#define ROUNDS_MAX 64u
 #define GAPS_MAX 65536u
+
+/* In microseconds: of the clock on the wall, of the process's processors. */
+struct gap {
+    uint64_t wall, cpu;
+};
 
 struct bench {
     const char *model, *policy, *score, *kv_type, *backend;
-    uint32_t threads, tokens;
+    uint32_t threads, tokens, rounds;
     struct engine *en;
     uint32_t requests;
-    uint64_t opened,
-        last_us; /* the session of the last OPENED; when the neighbour had its last token */
+    uint64_t opened; /* the session of the last OPENED */
+    struct gap last; /* when the neighbour had its last token; wall 0: not yet */
     uint64_t neighbour, victim;
     struct session_port *ports[2];
-    bool ended; /* the other session's request */
+    bool ended; /* the other session's request, or prune */
     uint32_t n_gaps;
-    uint64_t gaps[GAPS_MAX];
+    struct gap gaps[GAPS_MAX];
 };
 
 static void die(const struct err *e)
@@ -46,6 +62,13 @@ static void post(struct bench *b, struct command *c)
         die(&e);
 }
 
+static uint64_t cpu_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
 /* One step, and what came of it. */
 static void step(struct bench *b)
 {
@@ -55,6 +78,8 @@ static void step(struct bench *b)
             die(&r->u.error);
         if (r->type == REP_OPENED)
             b->opened = r->session;
+        if (r->type == REP_PRUNED_REPLY)
+            b->ended = true;
         if (r->type < REP_TOKENS)
             continue;
         b->ports[r->session == b->victim]->queued--;
@@ -62,10 +87,10 @@ static void step(struct bench *b)
             b->ended = true;
         if (r->session != b->neighbour || r->type != REP_TOKENS)
             continue;
-        uint64_t now = clock_us();
-        if (b->last_us != 0 && b->n_gaps < GAPS_MAX)
-            b->gaps[b->n_gaps++] = now - b->last_us;
-        b->last_us = now;
+        struct gap now = {clock_us(), cpu_us()};
+        if (b->last.wall != 0 && b->n_gaps < GAPS_MAX)
+            b->gaps[b->n_gaps++] = (struct gap){now.wall - b->last.wall, now.cpu - b->last.cpu};
+        b->last = now;
     }
 }
 
@@ -123,58 +148,116 @@ static void session_close(struct bench *b, uint64_t session, unsigned port)
     port_drop(&b->ports[port]);
 }
 
-static int by_size(const void *x, const void *y)
+static int by_value(const void *x, const void *y)
 {
-    uint64_t a = *(const uint64_t *)x, c = *(const uint64_t *)y;
+    double a = *(const double *)x, c = *(const double *)y;
     return (a > c) - (a < c);
 }
 
-/* Sorts. Milliseconds. */
-static double gap_at(struct bench *b, double q)
+/* Sorts. */
+static double quantile(double *v, uint32_t n, double q)
 {
-    if (b->n_gaps == 0)
-        return 0;
-    qsort(b->gaps, b->n_gaps, sizeof b->gaps[0], by_size);
-    return (double)b->gaps[(uint32_t)(q * (b->n_gaps - 1))] * 1e-3;
+    qsort(v, n, sizeof *v, by_value);
+    return n > 0 ? v[(uint32_t)(q * (n - 1))] : 0;
 }
 
-static void run(struct bench *b, const char *policy, const char *score)
+/* The neighbour at rest. */
+struct rest {
+    double wall, cpu, max; /* medians in us; longest / median */
+};
+
+static struct rest rest_run(struct bench *b)
 {
-    char name[64];
-    snprintf(name, sizeof name, "%s%s%s", policy, score ? " " : "", score ? score : "");
-    b->ended = false;
-    b->last_us = b->neighbour = 0;
-    b->victim = session_open(b, 1, policy, score, b->tokens);
-    prompt(b, b->victim, b->tokens, 0);
-    while (!b->ended)
+    double wall[REST], cpu[REST];
+    struct rest r;
+    for (b->n_gaps = 0; b->n_gaps < REST;)
         step(b);
+    for (uint32_t i = 0; i < REST; i++) {
+        wall[i] = (double)b->gaps[i].wall;
+        cpu[i] = (double)b->gaps[i].cpu;
+    }
+    r.wall = quantile(wall, REST, 0.5);
+    r.cpu = quantile(cpu, REST, 0.5);
+    r.max = quantile(wall, REST, 1) / r.wall;
+    return r;
+}
+
+enum { STEP, REFRESH, P50, P99, MAX, REST_MAX, CPU_MAX, FIGURES };
+
+static void round_run(struct bench *b, double ret[FIGURES])
+{
+    static double wall[GAPS_MAX], cpu[GAPS_MAX];
+    b->last = (struct gap){0};
     b->neighbour = session_open(b, 0, "none", NULL, 0);
     prompt(b, b->neighbour, 32, 7000);
     b->n_gaps = 0;
     while (b->n_gaps < 10)
         step(b);
-    for (b->n_gaps = 0; b->n_gaps < REST;)
-        step(b);
-    double rest = gap_at(b, 0.5);
+    struct rest before = rest_run(b);
     uint64_t start = clock_us();
+    struct command *c = command(b, CMD_PRUNE, b->victim);
+    c->u.budget.keep = b->tokens - 1;
     b->ended = false;
-    prompt(b, b->victim, 1, 0); /* one token more than the cache holds */
+    post(b, c);
     for (b->n_gaps = 0; !b->ended;)
         step(b);
-    uint64_t took = clock_us() - start;
-    double median = gap_at(b, 0.5), worst = gap_at(b, 1);
-    printf("gap,%s,step_ms,%.3f\ngap,%s,median_ms,%.3f\ngap,%s,worst_ms,%.3f\n", name, rest, name,
-           median, name, worst);
-    printf("gap,%s,ratio,%.2f\ngap,%s,refresh_ms,%.3f\n", name, worst / rest, name,
-           (double)took * 1e-3);
-    fflush(stdout);
+    ret[REFRESH] = (double)(clock_us() - start) * 1e-3;
+    uint32_t n = b->n_gaps;
+    for (uint32_t i = 0; i < n; i++) {
+        wall[i] = (double)b->gaps[i].wall;
+        cpu[i] = (double)b->gaps[i].cpu;
+    }
+    step(b);
+    struct rest after = rest_run(b);
+    for (uint32_t i = 0; i < n; i++) {
+        double at = (i + 0.5) / n;
+        wall[i] /= before.wall + at * (after.wall - before.wall);
+        cpu[i] /= before.cpu + at * (after.cpu - before.cpu);
+    }
+    ret[STEP] = before.wall * 1e-3;
+    ret[P50] = quantile(wall, n, 0.5);
+    ret[P99] = quantile(wall, n, 0.99);
+    ret[MAX] = quantile(wall, n, 1);
+    ret[REST_MAX] = before.max > after.max ? before.max : after.max;
+    ret[CPU_MAX] = quantile(cpu, n, 1);
     session_close(b, b->neighbour, 0);
+    b->neighbour = 0;
+    b->ended = false;
+    prompt(b, b->victim, 1, 0); /* full again */
+    while (!b->ended)
+        step(b);
+}
+
+static void run(struct bench *b, const char *policy, const char *score)
+{
+    static const char *const names[FIGURES] = {"step_ms",   "refresh_ms", "ratio_p50", "ratio_p99",
+                                               "ratio_max", "rest_max",   "cpu_max"};
+    double all[FIGURES][ROUNDS_MAX], of[FIGURES];
+    char name[64];
+    snprintf(name, sizeof name, "%s%s%s", policy, score ? " " : "", score ? score : "");
+    b->ended = false;
+    b->victim = session_open(b, 1, policy, score, b->tokens);
+    prompt(b, b->victim, b->tokens, 0);
+    while (!b->ended)
+        step(b);
+    for (uint32_t i = 0; i < b->rounds; i++) {
+        round_run(b, of);
+        for (int k = 0; k < FIGURES; k++)
+            all[k][i] = of[k];
+    }
+    for (int k = 0; k < FIGURES; k++) {
+        printf("gap,%s,%s,%.3f\n", name, names[k], quantile(all[k], b->rounds, 0.5));
+        if (k == MAX || k == CPU_MAX)
+            printf("gap,%s,%s_worst,%.3f\n", name, k == MAX ? "ratio" : "cpu",
+                   quantile(all[k], b->rounds, 1));
+    }
+    fflush(stdout);
     session_close(b, b->victim, 1);
 }
 
 static bool parse(struct bench *b, int argc, char **argv)
 {
-    *b = (struct bench){.backend = "cpu", .tokens = 4096};
+    *b = (struct bench){.backend = "cpu", .tokens = 4096, .rounds = 5};
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
         if (a[0] != '-') {
@@ -188,6 +271,8 @@ static bool parse(struct bench *b, int argc, char **argv)
             b->threads = (uint32_t)strtoul(v, NULL, 10);
         else if (strcmp(a, "--tokens") == 0)
             b->tokens = (uint32_t)strtoul(v, NULL, 10);
+        else if (strcmp(a, "--rounds") == 0)
+            b->rounds = (uint32_t)strtoul(v, NULL, 10);
         else if (strcmp(a, "--policy") == 0)
             b->policy = v;
         else if (strcmp(a, "--score") == 0)
@@ -199,7 +284,8 @@ static bool parse(struct bench *b, int argc, char **argv)
         else
             return false;
     }
-    return b->model != NULL && b->tokens >= 64 && b->tokens <= 1u << 20;
+    return b->model != NULL && b->tokens >= 64 && b->tokens <= 1u << 20 && b->rounds > 0 &&
+           b->rounds <= ROUNDS_MAX;
 }
 
 int main(int argc, char **argv)
@@ -218,7 +304,7 @@ int main(int argc, char **argv)
     struct err e = {0};
     if (!parse(&b, argc, argv)) {
         fprintf(stderr, "usage: bench_gap MODEL.gguf [--threads N] [--backend NAME] [--tokens N]\n"
-                        "       [--policy NAME [--score NAME]] [--kv-type TYPE]\n");
+                        "       [--rounds N] [--policy NAME [--score NAME]] [--kv-type TYPE]\n");
         return 2;
     }
     struct engine_options o = {.backend = b.backend,

@@ -13,10 +13,10 @@
 
 #define BUDGET 300u
 #define KEEP 150u
-#define FIRST 8u /* rows of a first slice */
+#define FIRST 2u /* rows of a first slice */
 #define LAYERS 4u
 #define SLICE_KEYS 64u
-#define BLOCK 64u
+#define BLOCK 32u
 
 /* policy, score; the fewest steps that its refresh must take beside a neighbour; 0: it costs nothing and is not cut. */
 static const struct kind {
@@ -24,10 +24,10 @@ static const struct kind {
     uint32_t span;
     uint32_t steps;
 } kinds[] = {
-    {"counter_causal", "logit", 1, LAYERS *((BUDGET - 32) / BLOCK)}, /* 64 rows, one layer */
+    {"counter_causal", "logit", 1, LAYERS *((BUDGET - 32) / BLOCK)}, /* 32 rows, one layer */
     {"counter_causal", "logprob", 1, LAYERS *((BUDGET - 32) / BLOCK)},
-    {"counter_causal_fast", "logit", 1, (BUDGET - 32) / FIRST},
-    {"counter_causal_fast", "logprob", 1, (BUDGET - 32) / FIRST},
+    {"counter_causal_fast", "logit", 1, (BUDGET - 33) / FIRST},
+    {"counter_causal_fast", "logprob", 1, (BUDGET - 33) / FIRST},
     {"h2o", NULL, 0, LAYERS * 2 * (BUDGET / SLICE_KEYS)},
     {"keydiff", NULL, 0, LAYERS * 2 * (BUDGET / SLICE_KEYS)},
     {"knorm", NULL, 0, LAYERS *(BUDGET / SLICE_KEYS)},
