@@ -288,7 +288,7 @@ cudaDataType linear_wants(const struct cuda *c, const struct op_linear *l, const
 static void run_plain(struct cuda *c, const struct op_linear *l, uint32_t first, uint32_t n)
 {
     cudaDataType type = x_type(c, l->w[first]->type);
-    uint32_t cols = l->w[0]->cols, piece = x_rows_max(c, type, cols);
+    uint32_t cols = l->w[0]->cols, piece = even_piece(l->rows, x_rows_max(c, type, cols));
     const struct input known = c->input.x == l->x ? c->input : (struct input){};
     bool ready = known.x && type != CUDA_R_32F && known.type == type;
     for (uint32_t r = 0; r < l->rows; r += piece) {

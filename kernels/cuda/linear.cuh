@@ -69,6 +69,12 @@ struct x_plain {
 struct x_plain x_to_plain(struct cuda *c, cudaDataType type, const float *x, uint32_t rows,
                           uint32_t cols, const float *scale);
 uint32_t x_rows_max(const struct cuda *c, cudaDataType type, uint32_t cols);
+/* Rows to take at a time where at most `most` can be: no small rest, whose product would leave the device idle. */
+static inline uint32_t even_piece(uint32_t rows, uint32_t most)
+{
+    uint32_t parts = (rows + most - 1) / most;
+    return parts > 1 ? (rows + parts - 1) / parts : most;
+}
 /* out [rows][ldc], columns 0 .. n - 1 (+)= x . (rows first .. first + n of w)^T, through cuBLAS. */
 void product(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t n,
              const struct x_plain *x, float *out, uint32_t ldc, bool add);

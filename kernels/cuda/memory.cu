@@ -18,13 +18,13 @@ static size_t aligned(size_t bytes)
 /* What the scratch's parts get, by the size of the device's memory. A slice of weights is large enough for a whole matrix of
  * a model of 7 or 8 G weights: a library product fills the device only with some hundred tiles, and a slice that stayed in the
  * second-level cache would have a few dozen. Activations likewise: 4096 rows by 18944 columns are 148 MiB. Logits of 4096
- * rows by 2048 columns stay in the cache. */
+ * rows by 2048 columns (and what goes with them) stay in the cache. */
 static void scratch_plan(struct scratch *s, size_t total)
 {
     bool small = total < (size_t)4 << 30, large = total >= (size_t)16 << 30;
     s->x_bytes = (size_t)(small ? 2 : large ? 192 : 64) << 20;
     s->w_bytes = (size_t)(small ? 1 : large ? 192 : 64) << 20; /* at least RING_HALF */
-    s->l_bytes = (size_t)(small ? 1 : 32) << 20;
+    s->l_bytes = (size_t)(small ? 1 : 36) << 20;
     s->blas_bytes = (size_t)(small ? 1 : 128) << 18;
     s->bytes = s->x_bytes + s->w_bytes + s->l_bytes + s->blas_bytes + 2 * ALIGN;
 }

@@ -283,6 +283,7 @@ void cuda_row_lse(struct kn *kn, const struct kn_weight *w, const float *x, uint
     capture_flush(c);
     const float *scale = c->input.x == x ? c->input.scale : NULL;
     piece = (uint32_t)KN_MIN((size_t)piece, c->scratch.l_bytes / ((SLICE + 4) * sizeof(float)));
+    piece = even_piece(rows, piece);
     for (uint32_t at = 0; at < rows; at += piece)
         lse_run(c, w, x + (size_t)at * w->cols, KN_MIN(piece, rows - at), scale, ret + at);
 }
