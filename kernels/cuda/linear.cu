@@ -186,12 +186,16 @@ static uint32_t slice_rows(uint32_t n, uint32_t most)
     return KN_MIN(tiles, most);
 }
 
+/* Are the weights what the library multiplies x with, without expansion? */
+static bool as_it_is(const struct kn_weight *w, const struct x_plain *x)
+{
+    return w->type == KN_F32 || w->type == KN_F16 || (w->type == KN_BF16 && x->type == CUDA_R_16BF);
+}
+
 void product(struct cuda *c, const struct kn_weight *w, uint32_t first, uint32_t n,
              const struct x_plain *x, float *out, uint32_t ldc, bool add)
 {
-    bool as_it_is =
-        w->type == KN_F32 || w->type == KN_F16 || (w->type == KN_BF16 && x->type == CUDA_R_16BF);
-    if (as_it_is) {
+    if (as_it_is(w, x)) {
         size_t elem = w->type == KN_F32 ? 4 : 2;
         blas(c, w->p.a + (size_t)first * w->p.ld * elem, w->p.ld, n, x, out, ldc, add);
         return;
@@ -249,6 +253,30 @@ static void product_out(struct cuda *c, const struct op_linear *l, uint32_t i, u
     product(c, w, 0, w->rows, x, out, w->rows, l->add || l->bias[i]);
 }
 
+/* Gate and up in one call: the tiles of two products of a few hundred rows fill the device's last wave better than those of
+ * each alone. False: they are not of one shape, or lie so that no batch upwards in memory describes them. */
+static bool product_pair(struct cuda *c, const struct op_linear *l, uint32_t i, uint32_t first,
+                         const struct x_plain *x)
+{
+    const struct kn_weight *a = l->w[i], *b = l->w[i + 1];
+    if (a->rows != b->rows || a->p.ld != b->p.ld || !as_it_is(a, x) || !as_it_is(b, x) ||
+        x->type == CUDA_R_32F || l->bias[i] || l->bias[i + 1] || c->failed != cudaSuccess)
+        return false;
+    uint32_t low = a->p.a < b->p.a ? i : i + 1, high = 2 * i + 1 - low;
+    const uint8_t *w = l->w[low]->p.a;
+    float *out = l->outs[low];
+    long long apart = (long long)(l->w[high]->p.a - w), out_apart = (intptr_t)l->outs[high];
+    out_apart -= (intptr_t)out;
+    if (apart % 16 != 0 || out_apart % 16 != 0 || out_apart <= 0)
+        return false;
+    RUN_BLAS(c, cublasGemmStridedBatchedEx, c->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)a->rows,
+             (int)x->rows, (int)x->cols, x->alpha, w, x->type, (int)a->p.ld, apart / 2, x->x,
+             x->type, (int)x->ld, 0, c->scratch.one + (l->add ? SCALAR_ONE : SCALAR_ZERO),
+             out + (size_t)first * a->rows, CUDA_R_32F, (int)a->rows, out_apart / 4, 2,
+             CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    return true;
+}
+
 /* ---- the choice ---- */
 
 static struct jobs jobs_of(const struct op_linear *l, uint32_t first, uint32_t n)
@@ -297,7 +325,10 @@ static void run_plain(struct cuda *c, const struct op_linear *l, uint32_t first,
         if (!ready)
             x = x_to_plain(c, type, l->x + (size_t)r * cols, rows, cols, known.scale);
         for (uint32_t i = first; i < first + n; i++)
-            product_out(c, l, i, r, &x);
+            if (i + 1 < first + n && product_pair(c, l, i, r, &x))
+                i++;
+            else
+                product_out(c, l, i, r, &x);
     }
 }
 

@@ -301,6 +301,13 @@ static void input_and_product(struct kn *kn, int which, float size, enum kn_type
         w[i] = kc_load(kn, &t[i]);
         out[i] = kc_up(kn, NULL, sizeof got[i]);
     }
+    if (n == 2 && (out[0] > out[1]) != (which == 1)) { /* both orders in memory */
+        struct kn_tensor tensor = t[0];
+        struct kn_weight *weight = w[0];
+        float *at = out[0];
+        t[0] = t[1], w[0] = w[1], out[0] = out[1];
+        t[1] = tensor, w[1] = weight, out[1] = at;
+    }
     if (which)
         kn->ops->swiglu(kn, dev_x, dev_x, dev_y, N);
     else
@@ -310,7 +317,7 @@ static void input_and_product(struct kn *kn, int which, float size, enum kn_type
         float *values = kc_tensor_values(&t[i]);
         kc_down(kn, got[i], out[i], sizeof got[i]);
         snprintf(what, sizeof what, "%s of size %g by %s", which ? "gate" : "norm", (double)size,
-                 kn_type_find(types[i])->name);
+                 kn_type_find(t[i].type)->name);
         check_product(what, got[i], in, values);
         kn->ops->weight_free(kn, &w[i]);
         kc_tensor_free(&t[i]);
