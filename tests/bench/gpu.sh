@@ -11,8 +11,9 @@
 #    4   refresh   the four scores at n = 512 ... 18700
 #    6   decode    batches of 1, 8 and 32
 #    7   serve     backcast bench on the 4-bit model, through a daemon; gap: a decoding neighbour of a session that is refreshed
-#    7   torch     the same refreshes in PyTorch, if it is there (refresh_torch.py)
-#    8   fault     a device that dies: the daemon ends with code 70, and the next one answers
+#    7   kernels   microseconds of each kernel in a refresh of 512 tokens and a decode step, if ncu may count
+#    8   torch     the same refreshes in PyTorch, if it is there (refresh_torch.py)
+#    9   fault     a device that dies: the daemon ends with code 70, and the next one answers
 #    9   sanitizer memcheck and racecheck of the kernels' tests, if compute-sanitizer may run
 #
 # --quick      four minutes: no torch, no sanitizer, short lists
@@ -29,7 +30,7 @@ while [ $# -gt 0 ]; do
     --dry-run) dry=1 ;;
     --build) build=${2:?--build needs a folder} own=0; shift ;;
     --out) out=${2:?--out needs a folder}; shift ;;
-    *) sed -n '2,25s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,26s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
     shift
 done
@@ -45,7 +46,7 @@ step() { # name, seconds, command...: its output is $out/name.log
     local name=$1 limit=$2 from=$SECONDS code
     shift 2
     printf '%3d s  %s\n' $((SECONDS - start)) "$name"
-    timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+    timeout -k 5 "$limit" bash -c '"$@"' _ "$@" >"$out/$name.log" 2>&1
     code=$?
     case $code in
     0) echo "$name,ok,$((SECONDS - from))" ;;
@@ -96,7 +97,7 @@ tests_all() {
 export -f build_all tests_all
 export build card bin out tests
 if [ $own = 1 ] && [ $dry = 0 ]; then
-    step build 300 bash -c build_all || { cat "$out/steps"; exit 1; }
+    step build 300 build_all || { cat "$out/steps"; exit 1; }
 elif [ ! -x "$bin/bench_refresh" ]; then
     echo "gpu.sh: no $bin/bench_refresh: build it, or give --build DIR"
     exit 1
@@ -108,7 +109,7 @@ if [ $dry = 1 ]; then
 else
     step limits 60 "$bin/gpu_limits"
 fi
-step tests 180 bash -c tests_all
+step tests 180 tests_all
 if [ $dry = 1 ]; then
     left_out daemon 'test_shim_daemon is that'
 else
@@ -117,6 +118,22 @@ else
 fi
 
 # ---- benches ----
+# A program under the profiler: what each kernel took, by name and grid: calls, median and sum in microseconds. Those that
+# load weights are left out: there are thousands.
+kernels() {
+    ncu --clock-control none -k 'regex:^(?!.*(repack|memset))' --metrics gpu__time_duration.sum --csv --page raw "$@" |
+        python3 -c '
+import collections, csv, sys
+rows = csv.reader(l for l in sys.stdin if l.startswith("\""))
+head, units = next(rows), next(rows)
+name, grid, ns = (head.index(k) for k in ("Kernel Name", "Grid Size", "gpu__time_duration.sum"))
+times = collections.defaultdict(list)
+for r in rows:
+    times[r[name].split("(")[0], r[grid]].append(float(r[ns].replace(",", "")) / 1e3)
+for (k, g), t in sorted(times.items(), key=lambda e: -sum(e[1])):
+    print("%10.1f us in all %5d times %9.2f us  %-18s %s" % (sum(t), len(t), sorted(t)[len(t) // 2], g, k))'
+}
+export -f kernels
 for type in f16 q4_0; do
     model=$work/$type.gguf
     step "model-$type" 60 "$bin/random_model" $shape $type "$model" || continue
@@ -125,6 +142,10 @@ for type in f16 q4_0; do
     if [ $quick = 0 ] && [ $type = q4_0 ]; then # through the daemon's socket; and what a neighbour feels of a refresh
         step serve-$type 90 "$bin/backcast" bench -m "$model" --rounds 3 ${serve:+--only $serve}
         step gap-$type 60 "$bin/bench_gap" "$model" --backend $backend --tokens $gap
+    fi
+    if [ $quick = 0 ] && [ $dry = 0 ] && command -v ncu >/dev/null; then
+        step kernels-refresh-$type 70 kernels "$bin/bench_refresh" "$model" --backend $backend --n 512 --reps 1 --block $block
+        step kernels-decode-$type 70 kernels "$bin/bench_decode" "$model" --backend $backend --batch 1,8,32 --context $context --steps 1
     fi
     for log in refresh decode; do
         [ -f "$out/$log-$type.log" ] && sed -i "1i type,$type" "$out/$log-$type.log"
