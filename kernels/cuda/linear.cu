@@ -18,11 +18,42 @@
 
 /* ---- activations ---- */
 
+/* What the second word of x_int8's scales is. */
+struct x_form {
+    enum { START, MINIMUM, SUMS } kind;
+    int zero;
+    uint32_t kb;
+};
+
+static struct x_form x_form_of(enum kn_type type, uint32_t cols)
+{
+    const struct kn_int8_format *f = kn_int8_format(type);
+    bool is_signed = f->table || f->code_bits == 8; /* as the planes have them: no zero point */
+    struct x_form r = {x_form::START, is_signed ? 0 : (int)f->zero, cols / 32};
+    if (f->n_sub == 2)
+        r.kind = x_form::SUMS;
+    else if (f->has_min)
+        r.kind = x_form::MINIMUM;
+    return r;
+}
+
+DEV uint32_t x_second(const struct x_form &form, float da, int low, int high)
+{
+    if (form.kind == x_form::SUMS)
+        return ((uint32_t)low & 0xffffu) | (uint32_t)high << 16;
+    if (form.kind == x_form::MINIMUM)
+        return __float_as_uint(__fmul_rn(da, (float)(low + high)));
+    return (uint32_t)(X_START - form.zero * (low + high));
+}
+
 /* Four values a thread, eight threads a block of 32. Whole warps are in or out: kbp is a multiple of 4. */
-__global__ void __launch_bounds__(256) quantise(const float *x, uint32_t rows, uint32_t kb,
+__global__ void __launch_bounds__(256) quantise(const float *x, uint32_t rows, struct x_form form,
                                                 struct x_int8 to, uint8_t *codes, uint2 *scales)
 {
     uint32_t i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y, blk = i / 8, q = i % 8;
+    uint32_t kb = form.kb;
+    early_next();
+    early_wait();
     if (blk >= to.kbp)
         return;
     bool real = row < rows && blk < kb;
@@ -44,14 +75,14 @@ __global__ void __launch_bounds__(256) quantise(const float *x, uint32_t rows, u
     sum += __shfl_xor_sync(FULL_WARP, sum, 1);
     sum += __shfl_xor_sync(FULL_WARP, sum, 2);
     int other = __shfl_xor_sync(FULL_WARP, sum, 4);
+    float da = zeros ? 0.0f : __fdiv_rn(amax, 127.0f);
     if (q == 0)
         scales[(size_t)blk * to.rows_pad + row] =
-            make_uint2(__float_as_uint(zeros ? 0.0f : __fdiv_rn(amax, 127.0f)),
-                       ((uint32_t)sum & 0xffffu) | (uint32_t)other << 16);
+            make_uint2(__float_as_uint(da), x_second(form, da, sum, other));
 }
 
-struct x_int8 x_to_int8(struct cuda *c, const float *x, uint32_t rows, uint32_t cols,
-                        uint32_t rows_pad)
+struct x_int8 x_to_int8(struct cuda *c, enum kn_type type, const float *x, uint32_t rows,
+                        uint32_t cols, uint32_t rows_pad)
 {
     struct x_int8 r;
     uint8_t *codes = c->scratch.x;
@@ -61,8 +92,8 @@ struct x_int8 x_to_int8(struct cuda *c, const float *x, uint32_t rows, uint32_t 
     r.codes = codes;
     r.scales = scales;
     kn_assert((size_t)rows_pad * r.kbp * 40 <= c->scratch.x_bytes);
-    KERNEL(c, quantise, dim3((r.kbp * 8 + 255) / 256, rows_pad), dim3(256), 0, x, rows, cols / 32,
-           r, codes, scales);
+    KERNEL_EARLY(c, quantise, dim3((r.kbp * 8 + 255) / 256, rows_pad), dim3(256), 0, x, rows,
+                 x_form_of(type, cols), r, codes, scales);
     return r;
 }
 
@@ -345,8 +376,8 @@ static void run_group(struct cuda *c, const struct op_linear *l, uint32_t first,
         return;
     }
     bool few = l->rows <= GEMV_ROWS;
-    struct x_int8 x =
-        x_to_int8(c, l->x, l->rows, l->w[0]->cols, few ? gemv_pad(l->rows) : gemm_pad(l->rows));
+    struct x_int8 x = x_to_int8(c, type, l->x, l->rows, l->w[0]->cols,
+                                few ? gemv_pad(l->rows) : gemm_pad(l->rows));
     if (few)
         gemv_quantised(c, type, &j, &x);
     else

@@ -6,12 +6,20 @@
 /* Activations under kn_int8.h's rule 1, [rows_pad] rows padded with zeros in both directions:
  *
  *      codes   [row][half h][kbp][16 bytes]      values 16h .. 16h + 15 of each block of 32
- *      scales  [kbp][rows_pad]                   da, and the exact sums of the two halves (16 bits each) */
+ *      scales  [kbp][rows_pad]                   da, and what the weights' type makes of the exact sums of codes:
+ *
+ *              one scale a block       X_START - ZERO * asum: where a sum of integers starts
+ *              and a minimum           da * asum, a float
+ *              two sub-blocks          the sums of the halves, 16 bits each
+ *
+ * Sums of integers start at X_START, the bits of 1.5 * 2^23: read as a float, a sum is then 1.5 * 2^23 + itself exactly (it is
+ * below 2^22), so one subtraction stands for the conversion, of which a multiprocessor makes 16 a clock instead of 128. */
 struct x_int8 {
     const uint8_t *codes;
     const uint2 *scales;
     uint32_t kbp, rows_pad;
 };
+#define X_START 0x4b400000
 
 DEV const uint8_t *x_codes(const struct x_int8 &x, uint32_t row, uint32_t h, uint32_t blk)
 {
@@ -21,9 +29,24 @@ DEV float x_scale(uint2 s)
 {
     return __uint_as_float(s.x);
 }
-DEV int x_sum(uint2 s, int h) /* of half h */
+DEV int x_sum(uint2 s, int h) /* of half h; types with two sub-blocks */
 {
     return (int)(int16_t)(s.y >> 16 * h & 0xffffu);
+}
+template <class Q>
+DEV int x_start(uint2 s, int h) /* where the sum over half h, or the block, starts */
+{
+    if (Q::N_SUB == 2)
+        return X_START - Q::ZERO * x_sum(s, h);
+    return Q::MIN ? X_START : (int)s.y;
+}
+template <class Q> DEV float x_minimum(uint2 s, int h) /* what M is multiplied with */
+{
+    return Q::N_SUB == 2 ? __fmul_rn(x_scale(s), (float)x_sum(s, h)) : __uint_as_float(s.y);
+}
+DEV float sum_value(int sum) /* of a sum that began at X_START */
+{
+    return __fadd_rn(__uint_as_float((uint32_t)sum), -12582912.0f);
 }
 
 /* Up to three matrices of one type that share their input, in one launch: matrix i has the grid's columns of blocks from
@@ -53,9 +76,9 @@ DEV void job_store(const struct jobs &j, uint32_t i, uint32_t row, uint32_t o, f
 }
 
 /* linear.cu */
-/* x [rows][cols] to int8 in the scratch, padded to rows_pad rows. */
-struct x_int8 x_to_int8(struct cuda *c, const float *x, uint32_t rows, uint32_t cols,
-                        uint32_t rows_pad);
+/* x [rows][cols] to int8 in the scratch, padded to rows_pad rows, for weights of this type. */
+struct x_int8 x_to_int8(struct cuda *c, enum kn_type type, const float *x, uint32_t rows,
+                        uint32_t cols, uint32_t rows_pad);
 /* What type of activations a weight's library product takes: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF. */
 cudaDataType x_type(const struct cuda *c, enum kn_type weight);
 /* x [rows][cols] in that type for `product`, in the scratch (f32: as it is). rows <= x_rows_max. scale: what halves are to

@@ -143,19 +143,17 @@ DEV void tile_add(const uint32_t *a, const uint32_t *b, int h, const float (*d)[
                   const float (*m)[2], const uint2 *xs, float *acc)
 {
     bool both = Q::N_SUB == 1;
-    int x0 = both ? x_sum(xs[0], 0) + x_sum(xs[0], 1) : x_sum(xs[0], h);
-    int x1 = both ? x_sum(xs[1], 0) + x_sum(xs[1], 1) : x_sum(xs[1], h);
-    int sum[4] = {-Q::ZERO * x0, -Q::ZERO * x1, -Q::ZERO * x0, -Q::ZERO * x1};
+    int s0 = x_start<Q>(xs[0], h), s1 = x_start<Q>(xs[1], h), sum[4] = {s0, s1, s0, s1};
     const uint32_t part[4] = {both || h == 0 ? a[0] : 0u, both || h == 0 ? a[1] : 0u,
                               both || h == 1 ? a[2] : 0u, both || h == 1 ? a[3] : 0u};
     mma_s8(sum, part, b);
     float da[2] = {x_scale(xs[0]), x_scale(xs[1])};
+    float sa[2] = {x_minimum<Q>(xs[0], h), x_minimum<Q>(xs[1], h)};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        acc[i] = __fmaf_rn(__fmul_rn(d[i >> 1][h], da[i & 1]), (float)sum[i], acc[i]);
+        acc[i] = __fmaf_rn(__fmul_rn(d[i >> 1][h], da[i & 1]), sum_value(sum[i]), acc[i]);
         if (Q::MIN)
-            acc[i] =
-                __fmaf_rn(m[i >> 1][h], __fmul_rn(da[i & 1], (float)(i & 1 ? x1 : x0)), acc[i]);
+            acc[i] = __fmaf_rn(m[i >> 1][h], sa[i & 1], acc[i]);
     }
 }
 
@@ -188,7 +186,8 @@ DEV void step_add(const struct gemm_args &g, const uint8_t *stage, const step_sc
     }
 }
 
-template <class Q, int NT> __global__ void __launch_bounds__(THREADS) gemm_int8(struct gemm_args g)
+template <class Q, int NT>
+__global__ void __launch_bounds__(THREADS, 4) gemm_int8(struct gemm_args g)
 {
     typedef stage_of<Q, NT> L;
     DYN_SMEM(uint8_t, stages);

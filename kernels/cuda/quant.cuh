@@ -114,33 +114,53 @@ DEV size_t padded_index(const struct packed &p, uint32_t row, uint32_t blk)
     return (size_t)row * p.kbp + blk;
 }
 
-template <class Q>
-DEV void block_load(const struct packed &p, uint32_t row, uint32_t blk, block_words<Q> *ret)
+/* One row's part of each plane: what a loop over its blocks keeps. upper: from plane a to the second one of 8 bits. */
+struct packed_row {
+    const uint8_t *a, *b, *s;
+    const uint32_t *super;
+    size_t upper;
+};
+
+template <class Q> DEV packed_row row_of(const struct packed &p, uint32_t row)
 {
-    size_t i = block_index(p, row, blk);
+    packed_row r;
+    r.a = p.a + block_index(p, row, 0) * Q::A_BYTES;
+    r.b = p.b + padded_index(p, row, 0) * (4 * Q::B_BITS);
+    r.s = p.s + padded_index(p, row, 0) * Q::S_BYTES;
+    r.super = p.super + (size_t)row * (Q::SUPER ? p.kb / 8 : 0);
+    r.upper = (size_t)p.rows * p.kb * 16;
+    return r;
+}
+
+template <class Q> DEV void block_load(const packed_row &row, uint32_t blk, block_words<Q> *ret)
+{
     if (Q::A_BITS == 2) {
-        uint2 v = *(const uint2 *)(p.a + i * 8);
+        uint2 v = *(const uint2 *)(row.a + (size_t)blk * 8);
         ret->a[0] = v.x;
         ret->a[1] = v.y;
     } else {
 #pragma unroll
         for (int h = 0; h < Q::A_PLANES; h++) {
-            size_t plane = h ? (size_t)p.rows * p.kb * 16 : 0;
-            uint4 v = ld_stream16(p.a + plane + i * 16);
+            uint4 v = ld_stream16(row.a + (h ? row.upper : 0) + (size_t)blk * 16);
             ret->a[4 * h % Q::A_BITS] = v.x;
             ret->a[(4 * h + 1) % Q::A_BITS] = v.y;
             ret->a[(4 * h + 2) % Q::A_BITS] = v.z;
             ret->a[(4 * h + 3) % Q::A_BITS] = v.w;
         }
     }
-    size_t j = padded_index(p, row, blk);
     if (Q::B_BITS == 1)
-        ret->b[0] = *(const uint32_t *)(p.b + j * 4);
+        ret->b[0] = *(const uint32_t *)(row.b + (size_t)blk * 4);
     if (Q::B_BITS == 2) {
-        uint2 v = *(const uint2 *)(p.b + j * 8);
+        uint2 v = *(const uint2 *)(row.b + (size_t)blk * 8);
         ret->b[0] = v.x;
         ret->b[Q::B_BITS == 2 ? 1 : 0] = v.y;
     }
+}
+
+template <class Q>
+DEV void block_load(const struct packed &p, uint32_t row, uint32_t blk, block_words<Q> *ret)
+{
+    block_load<Q>(row_of<Q>(p, row), blk, ret);
 }
 
 /* Four indices 0..15, a byte each, to the table's signed bytes. Values -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69
@@ -209,12 +229,18 @@ template <class Q> DEV void scales_of(uint32_t s, uint32_t super, float *d, floa
 }
 
 template <class Q>
+DEV void scales_words(const packed_row &row, uint32_t blk, uint32_t *s, uint32_t *super)
+{
+    *s = Q::S_BYTES == 4 ? *(const uint32_t *)(row.s + (size_t)blk * 4)
+                         : *(const uint16_t *)(row.s + (size_t)blk * 2);
+    *super = Q::SUPER ? row.super[blk / 8] : 0;
+}
+
+template <class Q>
 DEV void scales_load(const struct packed &p, uint32_t row, uint32_t blk, float *d, float *m)
 {
-    size_t j = padded_index(p, row, blk);
-    uint32_t s =
-        Q::S_BYTES == 4 ? *(const uint32_t *)(p.s + j * 4) : *(const uint16_t *)(p.s + j * 2);
-    uint32_t super = Q::SUPER ? p.super[(size_t)row * (p.kb / 8) + blk / 8] : 0;
+    uint32_t s, super;
+    scales_words<Q>(row_of<Q>(p, row), blk, &s, &super);
     scales_of<Q>(s, super, d, m);
 }
 

@@ -29,13 +29,14 @@ static float block_add(const struct kn_int8_format *f, const struct kn_int8_bloc
 static float gemv_order(const struct kn_int8_format *f, const struct kn_int8_block *w,
                         const int8_t *a, const float *da, uint32_t kb)
 {
-    uint32_t kw = kb >= 96 ? 4 : kb >= 48 ? 2 : 1;
+    uint32_t kw = kb > 1024 ? 8 : (kb + 127) / 128;
     float total = 0.0f;
     for (uint32_t warp = 0; warp < kw; warp++) {
         float lane[32] = {0};
         for (uint32_t l = 0; l < 32; l++)
-            for (uint32_t b = warp * 32 + l; b < kb; b += kw * 32)
-                lane[l] = block_add(f, &w[b], a + b * 32, da[b], lane[l]);
+            for (uint32_t c = warp * 128; c < kb; c += kw * 128)
+                for (uint32_t b = c + l; b < kb && b < c + 128; b += 32)
+                    lane[l] = block_add(f, &w[b], a + b * 32, da[b], lane[l]);
         for (uint32_t o = 16; o; o >>= 1) {
             float next[32];
             for (uint32_t l = 0; l < 32; l++)
@@ -142,8 +143,9 @@ static void sums_of_quantised_weights_have_their_order(void **state)
         run_problem(kc_types[t], 33, 768, 64, true);
     }
     run_problem(KN_Q4_1, 700, 576, 9, false);
-    run_problem(KN_Q4_K, 9, 3584, 4, true); /* four warps a row */
-    run_problem(KN_Q6_K, 7, 1536, 4, true); /* two */
+    run_problem(KN_Q4_K, 9, 3584, 4, true);
+    run_problem(KN_Q6_K, 7, 8448, 4, true);  /* three warps a row */
+    run_problem(KN_Q4_0, 3, 33024, 2, true); /* eight, the first of them twice */
 }
 
 static void check_split(struct kn *kn)
