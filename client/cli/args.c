@@ -106,6 +106,8 @@ static const struct option_row options[] = {
     {"no-start", 0, KIND_FLAG, OPT_START, AT(no_start), NULL,
      "fail where no daemon listens, in place of starting a private one"},
     {"threads", 0, KIND_STRING, OPT_START, AT(threads), "N", "of a private daemon"},
+    {"isa", 0, KIND_STRING, OPT_START, AT(isa), "NAME",
+     "of a private daemon: the instruction set of its kernels"},
     {"kv-memory", 0, KIND_STRING, OPT_START, AT(kv_memory), "SIZE",
      "of a private daemon: bytes of all caches together"},
     {"force", 0, KIND_FLAG, OPT_PULL, AT(force), NULL, "fetch even if it is there"},

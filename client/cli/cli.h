@@ -33,6 +33,7 @@ struct args {
     const char *text_file; /* demo: the long text */
     const char *html;      /* map: a file to write */
     const char *threads;   /* private daemon: its threads, as backcastd takes them */
+    const char *isa;       /* private daemon: its isa */
     const char *kv_memory; /* private daemon: its kv_memory */
     bool raw, quiet, no_start, force, link, special, plain, pieces, bos, keys, tensors;
     uint32_t interval, count;

@@ -437,6 +437,7 @@ int cmd_demo(struct args *a)
     struct private_daemon *own = NULL;
     struct private_options opt = {.model = a->model,
                                   .threads = a->threads,
+                                  .isa = a->isa,
                                   .kv_memory = a->kv_memory,
                                   .bar = !a->quiet};
     struct err e = {0};

@@ -183,7 +183,7 @@ static int child_start(struct private_daemon *d, const struct private_options *o
                        const char *model, struct err *e)
 {
     char log_path[100], line_text[16];
-    char *argv[16];
+    char *argv[18];
     int pair[2], n = 0;
 
     snprintf(log_path, sizeof(log_path), "%s/log", d->dir);
@@ -203,6 +203,10 @@ static int child_start(struct private_daemon *d, const struct private_options *o
     if (opt->threads != NULL) {
         argv[n++] = word("--threads");
         argv[n++] = word(opt->threads);
+    }
+    if (opt->isa != NULL) {
+        argv[n++] = word("--isa");
+        argv[n++] = word(opt->isa);
     }
     if (opt->kv_memory != NULL) {
         argv[n++] = word("--kv-memory");

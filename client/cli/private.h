@@ -15,9 +15,10 @@
 struct private_daemon;
 
 struct private_options {
-    const char *model;               /* path; NULL: the default model */
-    const char *threads, *kv_memory; /* as backcastd's options take them; NULL: its defaults */
-    bool bar;                        /* show a bar while it loads, if stderr is a terminal */
+    const char *model; /* path; NULL: the default model */
+    const char *threads, *isa,
+        *kv_memory; /* as backcastd's options take them; NULL: its defaults */
+    bool bar;       /* show a bar while it loads, if stderr is a terminal */
 };
 /* Starts one and waits until it can serve a prompt. BC_ECANCELLED: Ctrl-C meanwhile. */
 int private_start(struct private_daemon **ret, const struct private_options *opt, struct err *e);

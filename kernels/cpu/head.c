@@ -178,9 +178,13 @@ static void lse_piece(struct kn_cpu *c, const struct kn_weight *w, uint32_t n_ro
         team_run(c->team, lse_items, &j, n, 1);
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t r = 0; r < n_rows; r++) {
-                double m = j.max[i * LSE_ROWS + r], top = fmax(max[r], m);
-                sum[r] = sum[r] * exp(max[r] - top) + j.sum[i * LSE_ROWS + r] * exp(m - top);
-                max[r] = top;
+                double m = j.max[i * LSE_ROWS + r], s = j.sum[i * LSE_ROWS + r];
+                if (m > max[r]) { /* seldom: so one exp at a time, of two */
+                    sum[r] = sum[r] * exp(max[r] - m) + s;
+                    max[r] = m;
+                } else {
+                    sum[r] += s * exp(m - max[r]);
+                }
             }
     }
     for (uint32_t r = 0; r < n_rows; r++)

@@ -50,12 +50,21 @@ INLINE void dots4(const __m512i *w, const struct act_at *x, uint32_t r, const un
     }
 }
 
-/* The int32 dot products of row r and sub-block s. */
+/* act_asum_neg of all rows, of a whole row block. */
+INLINE __m512i act_asums_neg(const struct kind k, const struct act_at *x, unsigned s)
+{
+    size_t half = offsetof(struct act_block, asum_neg_half) + s * CPU_ROWS * sizeof(int32_t);
+    return load512(x->rest + (k.n_sub == 2 ? half : offsetof(struct act_block, asum_neg)));
+}
+
+/* The int32 dot products of row r and sub-block s. start: -zero * asum of every row, or NULL: not worth their while. */
 INLINE __m512i dots(const struct kind k, const __m512i *w, const struct act_at *x, unsigned s,
-                    uint32_t r, __m128i shift)
+                    uint32_t r, __m128i shift, const int32_t *start)
 {
     __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
-    if (!k.has_min)
+    if (start)
+        even = _mm512_set1_epi32(start[r]);
+    else if (!k.has_min)
         even = _mm512_sll_epi32(_mm512_set1_epi32(act_asum_neg(k, x, s, r)), shift);
     dots4(w, x, r, s * 4, &even, &odd);
     if (k.n_sub == 1)
@@ -75,6 +84,8 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
         table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t->table)),
                                  _mm512_set1_epi8(-128));
     struct act_at x = act_first(t->x, t->row + first);
+    const bool shared = n == CPU_ROWS && !k.has_min;
+    _Alignas(64) int32_t start[2][CPU_ROWS];
     __m512 acc[16];
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < n; r++)
@@ -87,13 +98,15 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
         for (unsigned s = 0; s < k.n_sub; s++) {
             d[s] = _mm512_loadu_ps(t->d + ((size_t)b * k.n_sub + s) * CPU_LANES);
             m[s] = k.has_min ? _mm512_loadu_ps(t->m + ((size_t)b * k.n_sub + s) * CPU_LANES) : d[s];
+            if (shared)
+                _mm512_store_si512(start[s], _mm512_sll_epi32(act_asums_neg(k, &x, s), shift));
         }
 #pragma GCC unroll 16
         for (uint32_t r = 0; r < n; r++)
 #pragma GCC unroll 2
             for (unsigned i = 0; i < k.n_sub; i++) {
                 __m512 scale = _mm512_mul_ps(d[i], _mm512_set1_ps(act_da(&x, r)));
-                __m512i sum = dots(k, w, &x, i, r, shift);
+                __m512i sum = dots(k, w, &x, i, r, shift, shared ? start[i] : NULL);
                 acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), acc[r]);
                 if (k.has_min)
                     acc[r] = _mm512_fmadd_ps(m[i], _mm512_set1_ps(act_sa(k, &x, i, r)), acc[r]);

@@ -5,10 +5,13 @@
  *     limits,start,ready_ms             from exec to READY, the file in the page cache; median
  *     limits,memory,resident_mib        VmRSS after one answer; file_mib, kv_mib: the model's file, the cache held;
  *                                       over_mib: resident - file - kv
- *     limits,decode,weights_gbs         bytes of weights x decoded tokens a second behind an empty cache
- *     limits,decode,read_gbs            what as many threads read at best from as many bytes; share_percent: of it
- *     limits,endless,first_tps, last_tps   decode under a budget of 512 tokens (counter_causal_fast): tokens 512 ..
- *                                       1,023 and the last 512 of 7,936, prunes included; ratio: last / first */
+ *     limits,decode N,tps               decoded tokens a second behind N tokens
+ *     limits,decode N,gbs               bytes of weights, keys and values x that
+ *     limits,decode N,read_gbs          what as many threads read at best from as many bytes, in turns; share_percent: of it
+ *     limits,endless,old_tps, new_tps   decode under a budget of 512 tokens (counter_causal_fast), prunes included: a session that has
+ *                                       decoded 7,936 tokens, and one that has just filled its budget; medians of what
+ *                                       each gave in turns, old new new old, so that what changes on the machine changes both
+ *     limits,endless,ratio              old / new of such a turn, median; ratio_low, ratio_high: quartiles */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,10 +20,13 @@
 #include <pthread.h>
 #include <sys/stat.h>
 #include "daemon_harness.h"
+#include "kn.h"
 #include "serve.h"
 
 #define ENDLESS 7936u /* decoded tokens */
-#define SPAN 512u
+#define BUDGET 512u
+#define SPAN 160u /* decoded in a turn: one prune or two */
+#define TURNS 15u
 #define THREADS_MAX 64u
 
 struct limits {
@@ -90,19 +96,27 @@ static double ready_ms(struct limits *b)
     return ms;
 }
 
-static double decode_tps(backcast *c, uint32_t n)
+/* n tokens behind `depth`, a second; what the cache then holds in ret_kv. */
+static double decode_tps(backcast *c, uint32_t depth, uint32_t n, double *ret_kv)
 {
-    backcast_session *s = serve_open(c, NULL, n + 64);
+    backcast_session *s = serve_open(c, "none", depth + n + 64);
     struct backcast_event ev;
+    struct backcast_stats before, st;
     uint64_t first = 0;
 
-    serve_ask(c, s, 1, n + 1);
+    if (backcast_stats(c, &before) < 0)
+        serve_die(c, "stats");
+    serve_ask(c, s, depth, n + 1);
     do {
         serve_next(c, &ev);
         if (ev.type == BACKCAST_TEXT && first == 0)
             first = clock_us();
     } while (ev.type != BACKCAST_END);
     double tps = n * 1e6 / (double)(clock_us() - first);
+    if (backcast_stats(c, &st) < 0)
+        serve_die(c, "stats");
+    uint32_t held = (depth + n + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS * KN_PAGE_ROWS;
+    *ret_kv = (double)(st.kv_held - before.kv_held) * (depth + n / 2.0) / held;
     backcast_session_close(&s);
     return tps;
 }
@@ -127,48 +141,60 @@ static void memory_print(struct limits *b, struct dh *d, backcast *c)
     backcast_session_close(&s);
 }
 
-static void decode_print(struct limits *b, backcast *c)
+static void decode_print(struct limits *b, backcast *c, uint32_t depth)
 {
     struct backcast_stats st;
 
     if (backcast_stats(c, &st) < 0)
         serve_die(c, "stats");
     b->s.n = 0;
-    double weights = (double)st.bytes_weights, peak = 0;
+    double kv = 0, peak = 0;
     for (uint32_t i = 0; i < b->rounds; i++) {
-        sample(&b->s, decode_tps(c, 64));
-        peak = BC_MAX(peak, read_measure((size_t)st.bytes_weights, b->n_threads));
+        sample(&b->s, decode_tps(c, depth, 64, &kv));
+        peak = BC_MAX(peak, read_measure((size_t)((double)st.bytes_weights + kv), b->n_threads));
     }
-    double gbs = weights * samples_quantile(&b->s, 0.5) * 1e-9;
-    printf("limits,decode,weights_gbs,%.2f\nlimits,decode,read_gbs,%.2f\n"
-           "limits,decode,share_percent,%.1f\n",
-           gbs, peak, 100 * gbs / peak);
+    double tps = samples_quantile(&b->s, 0.5), gbs = ((double)st.bytes_weights + kv) * tps * 1e-9;
+    printf("limits,decode %u,tps,%.1f\nlimits,decode %u,gbs,%.2f\nlimits,decode %u,read_gbs,%.2f\n"
+           "limits,decode %u,share_percent,%.1f\n",
+           depth, tps, depth, gbs, depth, peak, depth, 100 * gbs / peak);
+    fflush(stdout);
+}
+
+/* Seconds that the session takes for SPAN tokens behind one more of the prompt's. */
+static double span_run(backcast *c, backcast_session *s)
+{
+    uint64_t start = clock_us();
+    serve_ask(c, s, 1, SPAN);
+    serve_finish(c, s);
+    return (double)(clock_us() - start) * 1e-6;
 }
 
 static void endless_print(backcast *c)
 {
-    backcast_session *s = serve_open(c, "counter_causal_fast", 512);
-    struct backcast_event ev;
-    uint64_t at[4] = {0}; /* when token 512, 1,024, the last but 512 and the last had come */
-    uint32_t n = 0;
+    static struct samples ratio, olds, news;
+    backcast_session *old = serve_open(c, "counter_causal_fast", BUDGET);
 
-    serve_ask(c, s, 64, ENDLESS);
-    do {
-        serve_next(c, &ev);
-        if (ev.type != BACKCAST_TEXT)
-            continue;
-        n += (uint32_t)ev.text.n_ids;
-        static const uint32_t marks[4] = {SPAN, 2 * SPAN, ENDLESS - SPAN, ENDLESS - 4};
-        for (int i = 0; i < 4; i++)
-            if (at[i] == 0 && n >= marks[i])
-                at[i] = clock_us();
-    } while (ev.type != BACKCAST_END);
-    double first = SPAN * 1e6 / (double)(at[1] - at[0]),
-           last = (SPAN - 4) * 1e6 / (double)(at[3] - at[2]);
-    printf(
-        "limits,endless,first_tps,%.1f\nlimits,endless,last_tps,%.1f\nlimits,endless,ratio,%.3f\n",
-        first, last, last / first);
-    backcast_session_close(&s);
+    serve_ask(c, old, 64, ENDLESS);
+    serve_finish(c, old);
+    for (uint32_t i = 0; i < TURNS; i++) {
+        backcast_session *new = serve_open(c, "counter_causal_fast", BUDGET);
+        serve_ask(c, new, BUDGET, 1);
+        serve_finish(c, new);
+        double o = span_run(c, old), n = span_run(c, new);
+        n += span_run(c, new);
+        o += span_run(c, old);
+        sample(&olds, 2 * SPAN / o);
+        sample(&news, 2 * SPAN / n);
+        sample(&ratio, n / o);
+        backcast_session_close(&new);
+    }
+    printf("limits,endless,old_tps,%.1f\nlimits,endless,new_tps,%.1f\n"
+           "limits,endless,ratio,%.3f\nlimits,endless,ratio_low,%.3f\nlimits,endless,ratio_high,%."
+           "3f\n",
+           samples_quantile(&olds, 0.5), samples_quantile(&news, 0.5),
+           samples_quantile(&ratio, 0.5), samples_quantile(&ratio, 0.25),
+           samples_quantile(&ratio, 0.75));
+    backcast_session_close(&old);
 }
 
 int main(int argc, char **argv)
@@ -201,7 +227,8 @@ int main(int argc, char **argv)
     if (backcast_connect(&c, d->socket) < 0)
         serve_die(NULL, "connect");
     memory_print(&b, d, c);
-    decode_print(&b, c);
+    decode_print(&b, c, 1);
+    decode_print(&b, c, 2048);
     endless_print(c);
     backcast_disconnect(&c);
     dh_stop(&d);

@@ -1,11 +1,12 @@
-/* bench_serve MODEL [--threads 2] [--rounds 5] [--sessions 32] [--new 48]
+/* bench_serve MODEL [--threads 2] [--rounds 9] [--sessions 32] [--new 48]
  *
- * A real backcastd, seen through its socket and rings, beside the same engine in this process, in turns:
+ * A real backcastd, seen through its socket and rings, beside the same engine in this process. A round is served, alone, alone,
+ * served (then alone, served, served, alone), so that what changes on the machine meanwhile changes both:
  *
  *     serve,N sessions,tokens_per_s      all sessions' tokens / (from the first prompt to the last END)
  *     serve,N sessions,engine_per_s      the same work by the engine alone, without socket, rings and a second process
- *     serve,N sessions,tax_percent       what serving costs: median over the rounds of 1 - served / engine
- *     serve,N sessions,tax_of_best_percent   the same of the best round of each: what another load disturbed falls out
+ *     serve,N sessions,tax_percent       what serving costs: 1 - engine's time / served time of a round, median over the rounds
+ *     serve,N sessions,tax_low_percent, tax_high_percent   the quartiles
  *     serve,N sessions,first_token_ms    from the call to the first token, median over sessions
  *     serve,N sessions,gap_p50_ms, gap_p99_ms   between two tokens of one session
  *
@@ -103,23 +104,23 @@ static void count_run(struct serve *b, uint32_t n)
 {
     b->first.n = b->gap.n = b->served.n = b->alone.n = b->tax.n = 0;
     for (uint32_t i = 0; i < b->rounds; i++) {
-        double served, alone;
-        if (i % 2 == 0) { /* who goes first gets no advantage */
-            served = served_run(b, n);
-            alone = engine_run(b, n);
-        } else {
-            alone = engine_run(b, n);
-            served = served_run(b, n);
+        double served = 0, alone = 0; /* seconds a token */
+        for (uint32_t k = 0; k < 4; k++) {
+            bool outer = k == 0 || k == 3;
+            if (outer == (i % 2 == 0))
+                served += 1 / served_run(b, n);
+            else
+                alone += 1 / engine_run(b, n);
         }
-        sample(&b->served, served);
-        sample(&b->alone, alone);
-        sample(&b->tax, 100 * (1 - served / alone));
+        sample(&b->served, 2 / served);
+        sample(&b->alone, 2 / alone);
+        sample(&b->tax, 100 * (1 - alone / served));
     }
     printf("serve,%u sessions,tokens_per_s,%.2f\n", n, samples_quantile(&b->served, 0.5));
     printf("serve,%u sessions,engine_per_s,%.2f\n", n, samples_quantile(&b->alone, 0.5));
     printf("serve,%u sessions,tax_percent,%.2f\n", n, samples_quantile(&b->tax, 0.5));
-    printf("serve,%u sessions,tax_of_best_percent,%.2f\n", n,
-           100 * (1 - samples_quantile(&b->served, 1) / samples_quantile(&b->alone, 1)));
+    printf("serve,%u sessions,tax_low_percent,%.2f\n", n, samples_quantile(&b->tax, 0.25));
+    printf("serve,%u sessions,tax_high_percent,%.2f\n", n, samples_quantile(&b->tax, 0.75));
     printf("serve,%u sessions,first_token_ms,%.3f\n", n, samples_quantile(&b->first, 0.5));
     printf("serve,%u sessions,gap_p50_ms,%.3f\n", n, samples_quantile(&b->gap, 0.5));
     printf("serve,%u sessions,gap_p99_ms,%.3f\n", n, samples_quantile(&b->gap, 0.99));
@@ -167,7 +168,7 @@ static void neighbour_run(struct serve *b)
 static bool parse(struct serve *b, int argc, char **argv)
 {
     b->n_threads = 2;
-    b->rounds = 5;
+    b->rounds = 9;
     b->sessions = SERVE_SESSIONS_MAX;
     b->n_new = 48;
     for (int i = 1; i < argc; i++) {

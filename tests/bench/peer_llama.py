@@ -2,7 +2,7 @@
 """peer_llama.py: the same model file in llama.cpp (llama-cpp-python), in turns with `backcast bench`.
 
     peer_llama.py MODEL --ours build/release/bin/backcast [--rounds 5] [--threads 2] [--types file,Q4_0]
-                  [--raw RAW.csv]
+                  [--isa NAME] [--raw RAW.csv]
     peer_llama.py --table RAW.csv           medians and ratios of what --raw has gathered
 
 A round is every figure once: ours, the peer with the file as it is, the peer with each other type. Programs
@@ -10,7 +10,8 @@ take turns, so that what changes on the machine changes for all of them; the fig
 rounds. A type is made from the file by the peer's own quantiser: without the model's original weights it
 loses accuracy, which speed does not see. `--raw` appends, so that a long run may be cut into pieces.
 
-Both sides read the same made-up token ids. prefill: n tokens in one call, logits of the last one. decode: 64
+--isa is for ours; LLAMA_CPP_LIB_PATH names a folder with another build of the peer's libraries: what both would do on a
+lesser processor. Both sides read the same made-up token ids. prefill: n tokens in one call, logits of the last one. decode: 64
 single steps behind n cached tokens. together: n sequences of 16 tokens take 32 steps in one batch each.
 """
 import argparse
@@ -126,9 +127,10 @@ def requantise(path, kind, folder):
     return out
 
 
-def ours(program, model, threads):
+def ours(program, model, threads, isa):
     """One round of `backcast bench`. Every figure of its JSON; decode_8_tps is the peer's 8 together."""
     cmd = [program, "bench", "-m", model, "--threads", str(threads), "--rounds", "1", "--json", "--quiet", "--only", "tps"]
+    cmd += ["--isa", isa] if isa else []
     run = subprocess.run(cmd, stdout=subprocess.PIPE, check=True, text=True)
     ret = {k: v for k, v in json.loads(run.stdout).items() if k.endswith(("_tps", "_ms"))}
     ret["decode_8_together_tps"] = ret.pop("decode_8_tps")
@@ -148,7 +150,7 @@ def measure(a):
             out.writerow(["program", "type", "metric", "value"])
         for _ in range(a.rounds):
             if a.ours:
-                for k, v in ours(a.ours, a.model, a.threads).items():
+                for k, v in ours(a.ours, a.model, a.threads, a.isa).items():
                     out.writerow(["backcast", "file", k, f"{v:.3f}"])
             for t, path, flash in peers:
                 p = Peer(path, a.threads, flash)
@@ -205,6 +207,7 @@ def main():
     p.add_argument("--ours", metavar="BACKCAST")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--isa", help="ours: avx512, avx2")
     p.add_argument("--types", default="file,Q4_0", help="file, or a type to make of it; /on, /off: flash attention")
     p.add_argument("--raw", metavar="CSV", default="peer_raw.csv")
     p.add_argument("--table", metavar="CSV")
