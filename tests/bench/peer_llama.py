@@ -10,7 +10,7 @@ take turns, so that what changes on the machine changes for all of them; the fig
 rounds. A type is made from the file by the peer's own quantiser: without the model's original weights it
 loses accuracy, which speed does not see. `--raw` appends, so that a long run may be cut into pieces.
 
---isa is for ours; LLAMA_CPP_LIB_PATH names a folder with another build of the peer's libraries: what both would do on a
+--isa is for ours: with a peer built for the same (setup.sh DIR avx2, and DIR in PYTHONPATH), what both do on a
 lesser processor. Both sides read the same made-up token ids. prefill: n tokens in one call, logits of the last one. decode: 64
 single steps behind n cached tokens. together: n sequences of 16 tokens take 32 steps in one batch each.
 """

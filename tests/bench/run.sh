@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh BUILD [STEP...]: every measurement, into build/bench/: a CSV a step, results.csv of them all, table.md beside the
-# peer, plots. Steps: setup ops engine refresh serve limits peer report keep; all but the last by default. `keep` copies what
+# peer, plots. Steps: setup ops engine refresh gap serve limits peer report, by default; peer_avx2, keep. `keep` copies what
 # is there into tests/bench/results and docs/plots. About ten minutes on two quiet cores, without building the peer.
 #
 #   commit,processor,threads,bench,case,figure,value
@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 build=${1:?usage: run.sh BUILD [STEP...]}
 shift
-steps=${*:-setup ops engine refresh serve limits peer report}
+steps=${*:-setup ops engine refresh gap serve limits peer report}
 bin=$build/bin
 out=build/bench
 threads=$(nproc)
@@ -51,7 +51,13 @@ step_refresh() {
         }' | collect refresh
 }
 
-step_serve() { "$bin/bench_serve" "$model" --threads "$threads" --rounds "${SERVE_ROUNDS:-5}" | collect serve; }
+step_serve() { "$bin/bench_serve" "$model" --threads "$threads" --rounds "${SERVE_ROUNDS:-9}" --sessions "${SERVE_SESSIONS:-32}" | collect serve; }
+step_gap() {
+    for p in "counter_causal_fast --score logit" "counter_causal_fast --score logprob" h2o keydiff; do
+        "$bin/bench_gap" "$model" --threads "$threads" --rounds "${GAP_ROUNDS:-3}" --policy $p
+    done | collect gap
+}
+
 step_limits() { "$bin/bench_limits" "$model" --threads "$threads" | collect limits; }
 
 # PEER_ROUNDS: appended to what is there with PEER_APPEND=1, so that a run may be cut into pieces
@@ -62,9 +68,19 @@ step_peer() {
     [ ! -f "$out/peer_raw.csv" ] || python3 tests/bench/peer_llama.py --table "$out/peer_raw.csv" --csv | collect peer
 }
 
+# What both do without AVX-512. Builds the peer once more.
+step_peer_avx2() {
+    tests/bench/setup.sh "$out/python-avx2" avx2
+    [ "${PEER_APPEND:-0}" = 1 ] || rm -f "$out/peer_avx2_raw.csv"
+    PYTHONPATH="$PWD/$out/python-avx2:$PYTHONPATH" python3 tests/bench/peer_llama.py "$model" --ours "$bin/backcast" --isa avx2 \
+        --threads "$threads" --rounds "${PEER_ROUNDS:-5}" --raw "$out/peer_avx2_raw.csv"
+    python3 tests/bench/peer_llama.py --table "$out/peer_avx2_raw.csv" | tee "$out/table_avx2.md"
+    python3 tests/bench/peer_llama.py --table "$out/peer_avx2_raw.csv" --csv | sed 's/^peer_llama/peer_llama_avx2/' | collect peer_avx2
+}
+
 step_report() {
     first=1
-    for f in ops engine refresh serve limits peer quality; do
+    for f in ops engine refresh gap serve limits peer peer_avx2 quality; do
         [ -f "$out/$f.csv" ] || continue
         tail -n "+$first" "$out/$f.csv"
         first=2
