@@ -188,12 +188,23 @@ static inline struct op op_make(enum op_kind kind)
 
 /* ---- the device ---- */
 
+/* The form in which a product wants its input of [rows][cols] floats. */
+struct wanted {
+    cudaDataType
+        type; /* CUDA_R_16F, CUDA_R_16BF; CUDA_R_8I: as weights of this type take it; CUDA_R_32F: as it is */
+    enum kn_type weight;
+    uint32_t rows, cols, rows_pad;
+};
+#define WANTED_FLOATS                                                                              \
+    {                                                                                              \
+        CUDA_R_32F, KN_F32, 0, 0, 0                                                                \
+    }
+
 /* What is known of the floats at x, because the op before has just made them. It lasts until the next op. */
 struct input {
     const float *x;     /* NULL: nothing is known */
     const float *scale; /* device: the power of two that they are divided by as halves */
-    cudaDataType
-        type; /* CUDA_R_16F, CUDA_R_16BF: scratch.x holds them in that type, and x may hold anything */
+    cudaDataType type; /* as in wanted: scratch.x has them so, x may hold anything; CUDA_R_32F: x */
 };
 
 /* Floats at scratch.one: constants, and scales that a kernel leaves for a product. */
@@ -309,9 +320,9 @@ struct cuda {
     struct ring ring;
     struct batch batch;
     struct capture capture;
-    struct op held; /* waits for the op that follows it (capture.cu); kind OP_N: none */
-    cudaDataType
-        wanted; /* while a held op runs: what the next one wants its result as, CUDA_R_32F: as it is */
+    struct op held;       /* waits for the op that follows it (capture.cu); kind OP_N: none */
+    struct op source;     /* makes the held op's input, and runs with it; kind OP_N: none */
+    struct wanted wanted; /* while a held op runs: what the next one wants its result as */
     struct input input;
     struct arena *arenas;
     size_t n_pages; /* committed in all of them */
@@ -436,9 +447,9 @@ void cuda_linear(struct kn *kn, uint32_t n_w, const struct kn_weight *const *w,
                  const float *const *bias, const float *x, uint32_t rows, float *const *outs,
                  bool add);
 void run_linear(struct cuda *c, const struct op *o);
-/* The type that this call would turn all n floats at x into (all of its input); CUDA_R_32F: none, or x is not its input. */
-cudaDataType linear_wants(const struct cuda *c, const struct op_linear *l, const float *x,
-                          size_t n);
+/* What this call would turn all n floats at x into (all of its input), if they are its input. */
+struct wanted linear_wants(const struct cuda *c, const struct op_linear *l, const float *x,
+                           size_t n);
 
 /* vec.cu, rope.cu, kv.cu */
 void cuda_rmsnorm(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,

@@ -17,9 +17,12 @@
  * Freed weights and buffers throw all graphs away: a new one at the same address must not look the same.
  *
  * An op whose result a product reads may be held back until the next op is known: rmsnorm and swiglu write the halves that a
- * product through cuBLAS wants, in place of floats that somebody would have to read, measure and write again.
+ * product through cuBLAS wants, or the int8 that one with quantised weights does, in place of floats that somebody would have
+ * to read, measure and write again.
  *
  *      rmsnorm    held             linear of its result     rmsnorm (halves), then linear       anything else     rmsnorm (floats)
+ *
+ * and a norm of hidden rows reads them from their pages itself.
  */
 #include "backend.h"
 
@@ -30,8 +33,8 @@ static void (*const run_table[OP_N])(struct cuda *c, const struct op *o) = {
 
 int capture_open(struct cuda *c)
 {
-    c->held.kind = OP_N;
-    c->wanted = CUDA_R_32F;
+    c->held.kind = c->source.kind = OP_N;
+    c->wanted = (struct wanted)WANTED_FLOATS;
     c->capture.list = (struct op *)malloc(OPS_MAX * sizeof(struct op));
     return c->capture.list ? KN_OK : KN_ENOMEM;
 }
@@ -95,25 +98,37 @@ static void held_run(struct cuda *c, const struct op *next)
 {
     struct op o = c->held;
     c->held.kind = OP_N;
-    if (o.kind == OP_N || c->failed != cudaSuccess)
-        return;
-    if (next && next->kind == OP_LINEAR) {
+    if (o.kind != OP_N && c->failed == cudaSuccess) {
         const struct op_rmsnorm *r = &o.u.rmsnorm;
         const struct op_swiglu *s = &o.u.swiglu;
-        c->wanted = o.kind == OP_RMSNORM
-                        ? linear_wants(c, &next->u.linear, r->out, (size_t)r->rows * r->d)
-                        : linear_wants(c, &next->u.linear, s->out, s->n);
+        if (next && next->kind == OP_LINEAR && o.kind == OP_RMSNORM)
+            c->wanted = linear_wants(c, &next->u.linear, r->out, (size_t)r->rows * r->d);
+        if (next && next->kind == OP_LINEAR && o.kind == OP_SWIGLU)
+            c->wanted = linear_wants(c, &next->u.linear, s->out, s->n);
+        op_do(c, &o);
     }
-    op_do(c, &o);
-    c->wanted = CUDA_R_32F;
+    c->wanted = (struct wanted)WANTED_FLOATS;
+    c->source.kind = OP_N;
+}
+
+/* Is the held op one that reads hidden rows, all of this norm's input? */
+static bool is_norm_of_held(const struct cuda *c, const struct op *o)
+{
+    const struct op_rmsnorm *r = &o->u.rmsnorm;
+    const struct op_hidden *h = &c->held.u.hidden;
+    return c->held.kind == OP_HIDDEN_READ && o->kind == OP_RMSNORM && r->x == h->x &&
+           r->out != h->x && r->d == h->d && r->rows == c->batch.view.n_rows;
 }
 
 void op_run(struct cuda *c, const struct op *o)
 {
-    held_run(c, o);
+    if (is_norm_of_held(c, o))
+        c->source = c->held;
+    else
+        held_run(c, o);
     if (c->failed != cudaSuccess)
         return;
-    if (o->kind == OP_RMSNORM || o->kind == OP_SWIGLU)
+    if (o->kind == OP_RMSNORM || o->kind == OP_SWIGLU || o->kind == OP_HIDDEN_READ)
         c->held = *o;
     else
         op_do(c, o);

@@ -145,15 +145,7 @@ __global__ void __launch_bounds__(128)
     if (d % 4 == 0) {
         if (i >= d / 4)
             return;
-        float4 v;
-        if (s.is_half) {
-            uint2 w = ((const uint2 *)from)[i];
-            float2 lo = unpack2(w.x), hi = unpack2(w.y);
-            v = make_float4(lo.x * scale, lo.y * scale, hi.x * scale, hi.y * scale);
-        } else {
-            v = ((const float4 *)from)[i];
-        }
-        ((float4 *)to)[i] = v;
+        ((float4 *)to)[i] = kv_hidden4(s, from, i, scale);
     } else if (i < d) {
         to[i] = s.is_half ? h2f(((const half_t *)from)[i]) * scale : ((const float *)from)[i];
     }

@@ -30,6 +30,16 @@ DEV uint8_t *kv_hidden(const struct dev_seq &s, uint32_t slot)
            (size_t)(slot % KN_PAGE_ROWS) * s.d_hidden * kv_elem(s);
 }
 
+/* Four values of a stored hidden row (16 or 8 bytes, aligned where d_hidden is a multiple of 4). */
+DEV float4 kv_hidden4(const struct dev_seq &s, const uint8_t *row, uint32_t i, float scale)
+{
+    if (!s.is_half)
+        return ((const float4 *)row)[i];
+    uint2 w = ((const uint2 *)row)[i];
+    float2 lo = unpack2(w.x), hi = unpack2(w.y);
+    return make_float4(lo.x * scale, lo.y * scale, hi.x * scale, hi.y * scale);
+}
+
 /* Halves only. */
 DEV float *kv_hidden_scale(const struct dev_seq &s, uint32_t slot)
 {

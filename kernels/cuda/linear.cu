@@ -18,13 +18,6 @@
 
 /* ---- activations ---- */
 
-/* What the second word of x_int8's scales is. */
-struct x_form {
-    enum { START, MINIMUM, SUMS } kind;
-    int zero;
-    uint32_t kb;
-};
-
 static struct x_form x_form_of(enum kn_type type, uint32_t cols)
 {
     const struct kn_int8_format *f = kn_int8_format(type);
@@ -37,64 +30,43 @@ static struct x_form x_form_of(enum kn_type type, uint32_t cols)
     return r;
 }
 
-DEV uint32_t x_second(const struct x_form &form, float da, int low, int high)
+/* Four values a thread, eight threads a block of 32. Whole warps are in or out: kbp is a multiple of 4. GATE: of silu(x) *
+ * up. */
+template <bool GATE>
+__global__ void __launch_bounds__(256)
+    quantise(struct x_target to, const float *x, const float *up, uint32_t rows)
 {
-    if (form.kind == x_form::SUMS)
-        return ((uint32_t)low & 0xffffu) | (uint32_t)high << 16;
-    if (form.kind == x_form::MINIMUM)
-        return __float_as_uint(__fmul_rn(da, (float)(low + high)));
-    return (uint32_t)(X_START - form.zero * (low + high));
-}
-
-/* Four values a thread, eight threads a block of 32. Whole warps are in or out: kbp is a multiple of 4. */
-__global__ void __launch_bounds__(256) quantise(const float *x, uint32_t rows, struct x_form form,
-                                                struct x_int8 to, uint8_t *codes, uint2 *scales)
-{
-    uint32_t i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y, blk = i / 8, q = i % 8;
-    uint32_t kb = form.kb;
+    uint32_t i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y, n = to.form.kb * 8;
     early_next();
     early_wait();
-    if (blk >= to.kbp)
+    if (i >= to.kbp * 8)
         return;
-    bool real = row < rows && blk < kb;
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (real)
-        v = *(const float4 *)(x + ((size_t)row * kb + blk) * 32 + q * 4);
-    float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-#pragma unroll
-    for (int o = 1; o < 8; o <<= 1)
-        amax = fmaxf(amax, __shfl_xor_sync(FULL_WARP, amax, o));
-    bool zeros = !(amax >= KN_INT8_AMAX_MIN);
-    float inverse = zeros ? 0.0f : __fdiv_rn(127.0f, amax);
-    int a = __float2int_rn(__fmul_rn(v.x, inverse)), b = __float2int_rn(__fmul_rn(v.y, inverse));
-    int c = __float2int_rn(__fmul_rn(v.z, inverse)), d = __float2int_rn(__fmul_rn(v.w, inverse));
-    uint32_t word = ((uint32_t)a & 255u) | ((uint32_t)b & 255u) << 8 | ((uint32_t)c & 255u) << 16 |
-                    (uint32_t)d << 24;
-    ((uint32_t *)codes)[(((size_t)row * 2 + q / 4) * to.kbp + blk) * 4 + q % 4] = word;
-    int sum = a + b + c + d;
-    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-    int other = __shfl_xor_sync(FULL_WARP, sum, 4);
-    float da = zeros ? 0.0f : __fdiv_rn(amax, 127.0f);
-    if (q == 0)
-        scales[(size_t)blk * to.rows_pad + row] =
-            make_uint2(__float_as_uint(da), x_second(form, da, sum, other));
+    if (row < rows && i < n) {
+        v = ((const float4 *)x)[(size_t)row * n + i];
+        if (GATE)
+            v = gated4(v, ((const float4 *)up)[(size_t)row * n + i]);
+    }
+    x_store(to, row, i, v);
 }
 
-struct x_int8 x_to_int8(struct cuda *c, enum kn_type type, const float *x, uint32_t rows,
-                        uint32_t cols, uint32_t rows_pad)
+struct x_target x_int8_target(struct cuda *c, enum kn_type type, uint32_t cols, uint32_t rows_pad)
 {
-    struct x_int8 r;
-    uint8_t *codes = c->scratch.x;
-    r.kbp = (cols / 32 + 3) / 4 * 4;
-    r.rows_pad = rows_pad;
-    uint2 *scales = (uint2 *)(codes + (size_t)rows_pad * r.kbp * 32);
-    r.codes = codes;
-    r.scales = scales;
+    struct x_target r = {c->scratch.x, NULL, (cols / 32 + 3) / 4 * 4, rows_pad,
+                         x_form_of(type, cols)};
+    r.scales = (uint2 *)(r.codes + (size_t)rows_pad * r.kbp * 32);
     kn_assert((size_t)rows_pad * r.kbp * 40 <= c->scratch.x_bytes);
-    KERNEL_EARLY(c, quantise, dim3((r.kbp * 8 + 255) / 256, rows_pad), dim3(256), 0, x, rows,
-                 x_form_of(type, cols), r, codes, scales);
     return r;
+}
+
+void x_to_int8(struct cuda *c, const struct x_target *to, const float *x, const float *up,
+               uint32_t rows)
+{
+    dim3 grid((to->kbp * 8 + 255) / 256, to->rows_pad);
+    if (up)
+        KERNEL_EARLY(c, quantise<true>, grid, dim3(256), 0, *to, x, up, rows);
+    else
+        KERNEL_EARLY(c, quantise<false>, grid, dim3(256), 0, *to, x, up, rows);
 }
 
 /* The largest magnitude of n values, as the bits of a float, into *ret (zero before). */
@@ -330,17 +302,28 @@ static bool by_library(enum kn_type type, uint32_t rows)
     return rows > GEMV_ROWS && (kn_int8_format(type) == NULL || rows > GEMM_ROWS);
 }
 
-cudaDataType linear_wants(const struct cuda *c, const struct op_linear *l, const float *x, size_t n)
+static uint32_t int8_pad(uint32_t rows)
 {
-    uint32_t cols = l->w[0]->cols;
-    cudaDataType type = x_type(c, l->w[0]->type);
-    if (l->x != x || (size_t)l->rows * cols != n || cols % 8 != 0 ||
-        l->rows > x_rows_max(c, type, cols))
-        return CUDA_R_32F;
+    return rows <= GEMV_ROWS ? gemv_pad(rows) : gemm_pad(rows);
+}
+
+struct wanted linear_wants(const struct cuda *c, const struct op_linear *l, const float *x,
+                           size_t n)
+{
+    const struct kn_weight *w = l->w[0];
+    struct wanted r = {x_type(c, w->type), w->type, l->rows, w->cols, 0}, none = WANTED_FLOATS;
+    bool library = by_library(w->type, l->rows);
+    if (l->x != x || (size_t)l->rows * w->cols != n || w->cols % 8 != 0)
+        return none;
     for (uint32_t i = 0; i < l->n_w; i++)
-        if (!by_library(l->w[i]->type, l->rows) || x_type(c, l->w[i]->type) != type)
-            return CUDA_R_32F;
-    return type;
+        if (by_library(l->w[i]->type, l->rows) != library || x_type(c, l->w[i]->type) != r.type ||
+            (!library && l->w[i]->type != w->type))
+            return none;
+    if (library)
+        return l->rows > x_rows_max(c, r.type, w->cols) ? none : r;
+    r.type = CUDA_R_8I;
+    r.rows_pad = int8_pad(l->rows);
+    return kn_int8_format(w->type) ? r : none;
 }
 
 /* Matrices first .. first + n, all of one type, by cuBLAS, as many rows at a time as the scratch holds. */
@@ -375,10 +358,11 @@ static void run_group(struct cuda *c, const struct op_linear *l, uint32_t first,
         gemv_floats(c, type, &j, l->x);
         return;
     }
-    bool few = l->rows <= GEMV_ROWS;
-    struct x_int8 x = x_to_int8(c, type, l->x, l->rows, l->w[0]->cols,
-                                few ? gemv_pad(l->rows) : gemm_pad(l->rows));
-    if (few)
+    struct x_target to = x_int8_target(c, type, l->w[0]->cols, int8_pad(l->rows));
+    if (c->input.x != l->x || c->input.type != CUDA_R_8I)
+        x_to_int8(c, &to, l->x, NULL, l->rows);
+    struct x_int8 x = {to.codes, to.scales, to.kbp, to.rows_pad};
+    if (l->rows <= GEMV_ROWS)
         gemv_quantised(c, type, &j, &x);
     else
         gemm_quantised(c, type, &j, &x);

@@ -21,6 +21,55 @@ struct x_int8 {
 };
 #define X_START 0x4b400000
 
+/* What the second word of x_int8's scales is. */
+struct x_form {
+    enum { START, MINIMUM, SUMS } kind;
+    int zero;
+    uint32_t kb;
+};
+
+/* Where activations go as int8. */
+struct x_target {
+    uint8_t *codes;
+    uint2 *scales;
+    uint32_t kbp, rows_pad;
+    struct x_form form;
+};
+
+DEV uint32_t x_second(const struct x_form &form, float da, int low, int high)
+{
+    if (form.kind == x_form::SUMS)
+        return ((uint32_t)low & 0xffffu) | (uint32_t)high << 16;
+    if (form.kind == x_form::MINIMUM)
+        return __float_as_uint(__fmul_rn(da, (float)(low + high)));
+    return (uint32_t)(X_START - form.zero * (low + high));
+}
+
+/* The four values from 4 at on of a row, of which eight threads side by side hold a block of 32. Whole warps call it. */
+DEV void x_store(const struct x_target &to, uint32_t row, uint32_t at, float4 v)
+{
+    uint32_t blk = at / 8, q = at % 8;
+    float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1)
+        amax = fmaxf(amax, __shfl_xor_sync(FULL_WARP, amax, o));
+    bool zeros = !(amax >= KN_INT8_AMAX_MIN);
+    float inverse = zeros ? 0.0f : __fdiv_rn(127.0f, amax);
+    int a = __float2int_rn(__fmul_rn(v.x, inverse)), b = __float2int_rn(__fmul_rn(v.y, inverse));
+    int c = __float2int_rn(__fmul_rn(v.z, inverse)), d = __float2int_rn(__fmul_rn(v.w, inverse));
+    uint32_t word = ((uint32_t)a & 255u) | ((uint32_t)b & 255u) << 8 | ((uint32_t)c & 255u) << 16 |
+                    (uint32_t)d << 24;
+    ((uint32_t *)to.codes)[(((size_t)row * 2 + q / 4) * to.kbp + blk) * 4 + q % 4] = word;
+    int sum = a + b + c + d;
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    int other = __shfl_xor_sync(FULL_WARP, sum, 4);
+    float da = zeros ? 0.0f : __fdiv_rn(amax, 127.0f);
+    if (q == 0)
+        to.scales[(size_t)blk * to.rows_pad + row] =
+            make_uint2(__float_as_uint(da), x_second(to.form, da, sum, other));
+}
+
 DEV const uint8_t *x_codes(const struct x_int8 &x, uint32_t row, uint32_t h, uint32_t blk)
 {
     return x.codes + (((size_t)row * 2 + h) * x.kbp + blk) * 16;
@@ -76,9 +125,11 @@ DEV void job_store(const struct jobs &j, uint32_t i, uint32_t row, uint32_t o, f
 }
 
 /* linear.cu */
-/* x [rows][cols] to int8 in the scratch, padded to rows_pad rows, for weights of this type. */
-struct x_int8 x_to_int8(struct cuda *c, enum kn_type type, const float *x, uint32_t rows,
-                        uint32_t cols, uint32_t rows_pad);
+/* Activations as int8 in the scratch, `cols` a row, padded to rows_pad rows, for weights of this type. */
+struct x_target x_int8_target(struct cuda *c, enum kn_type type, uint32_t cols, uint32_t rows_pad);
+/* x [rows][cols] there; or silu(x) * up, if there is `up`. */
+void x_to_int8(struct cuda *c, const struct x_target *to, const float *x, const float *up,
+               uint32_t rows);
 /* What type of activations a weight's library product takes: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF. */
 cudaDataType x_type(const struct cuda *c, enum kn_type weight);
 /* x [rows][cols] in that type for `product`, in the scratch (f32: as it is). rows <= x_rows_max. scale: what halves are to

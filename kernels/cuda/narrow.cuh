@@ -1,4 +1,4 @@
-/* narrow.cuh: f32 activations in the 16 bits that tensor cores multiply. Halves overflow beyond 65504, so all of an input is
+/* narrow.cuh: f32 activations in the 16 bits that tensor cores multiply, and the gate, which several kernels apply. Halves overflow beyond 65504, so all of an input is
  * divided by one power of two and the products are multiplied by it; bf16 has f32's range. */
 #ifndef BACKCAST_NARROW_CUH
 #define BACKCAST_NARROW_CUH
@@ -26,5 +26,14 @@ template <bool BF16> DEV uint32_t narrow2(float lo, float hi, float inverse)
 template <bool BF16> DEV uint2 narrow4(float4 v, float inverse)
 {
     return make_uint2(narrow2<BF16>(v.x, v.y, inverse), narrow2<BF16>(v.z, v.w, inverse));
+}
+
+DEV float gated(float g, float u)
+{
+    return g / (1.0f + expf(-g)) * u;
+}
+DEV float4 gated4(float4 g, float4 u)
+{
+    return make_float4(gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w));
 }
 #endif

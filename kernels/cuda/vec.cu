@@ -1,5 +1,6 @@
 /* vec.cu: ops that work row by row: norm, gate, gather. */
-#include "backend.h"
+#include "kv.cuh"
+#include "linear.cuh"
 #include "narrow.cuh"
 
 /* ---- norm ---- */
@@ -12,7 +13,40 @@ struct norm_out {
     uint16_t *narrow; /* NULL: floats */
     float *scale; /* of halves: bounds follow from the gains alone, |out| <= sqrt(d) max |gain| */
     bool bf16;
+    struct x_target int8; /* NORM_INT8 */
 };
+
+/* Where a row comes from: x, or a page of hidden rows from where it goes to x, too (hidden_read's work). */
+struct norm_in {
+    float *x;
+    uint32_t rows;
+    struct dev_batch b;
+    const uint32_t *slots;
+};
+
+struct norm_row {
+    struct dev_seq s;
+    const uint8_t *page;
+    float scale;
+    float4 *x;
+};
+
+template <bool PAGES> DEV void norm_row_find(const struct norm_in &in, uint32_t d, norm_row *ret)
+{
+    uint32_t row = blockIdx.x;
+    ret->x = (float4 *)(in.x + (size_t)row * d);
+    if (!PAGES)
+        return;
+    uint32_t slot = in.slots[row];
+    ret->s = in.b.seqs[in.b.seq[row]];
+    ret->page = kv_hidden(ret->s, slot);
+    ret->scale = ret->s.is_half ? *kv_hidden_scale(ret->s, slot) : 1.0f;
+}
+
+template <bool PAGES> DEV float4 norm_load(const norm_row &r, uint32_t i)
+{
+    return PAGES ? kv_hidden4(r.s, r.page, i, r.scale) : r.x[i];
+}
 
 DEV void norm_store(const struct norm_out &o, size_t at, float4 v, float inverse)
 {
@@ -47,16 +81,37 @@ DEV float4 scaled(float4 v, float scale, float4 g)
     return make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w);
 }
 
-/* One block a row, d a multiple of 4. All loads of a thread are under way before the first is waited for. The number of
- * threads, and so the order of the sum, depends on d alone. x and out may be the same: a thread writes what it has read. */
-__global__ void __launch_bounds__(1024)
-    rmsnorm(struct norm_out out, const float *x, const float *gain, uint32_t d, float eps)
+/* Rows of x as floats or in 16 bits; the same of rows in pages; rows of x as int8. */
+enum norm_kind { NORM_PLAIN, NORM_PAGES, NORM_INT8 };
+
+/* Vector i of a row of n: v as it was, y the result. */
+template <int KIND>
+DEV void norm_put(const struct norm_out &o, const norm_row &from, uint32_t n, uint32_t i, float4 v,
+                  float4 y, float inverse)
 {
+    if (KIND == NORM_INT8) {
+        x_store(o.int8, blockIdx.x, i, y);
+        return;
+    }
+    if (KIND == NORM_PAGES)
+        from.x[i] = v;
+    norm_store(o, (size_t)blockIdx.x * n + i, y, inverse);
+}
+
+/* One block a row, d a multiple of 4. All loads of a thread are under way before the first is waited for. The number of
+ * threads, and so the order of the sum, depends on d alone. x and out may be the same: a thread writes what it has read.
+ * int8: there are rows and columns behind the last ones, all zeros; whole warps are at one column's side of the row's end. */
+template <int KIND>
+__global__ void __launch_bounds__(1024)
+    rmsnorm(struct norm_out out, struct norm_in in, const float *gain, uint32_t d, float eps)
+{
+    constexpr bool PAGES = KIND == NORM_PAGES;
     DYN_SMEM(float2, part); /* one a warp */
-    const float4 *from = (const float4 *)(x + (size_t)blockIdx.x * d),
-                 *gains = (const float4 *)gain;
-    uint32_t n = d / 4, step = blockDim.x;
+    const float4 *gains = (const float4 *)gain;
+    uint32_t n = KIND == NORM_INT8 && blockIdx.x >= in.rows ? 0 : d / 4, step = blockDim.x;
+    uint32_t end = KIND == NORM_INT8 ? out.int8.kbp * 8 : n;
     float4 v[NORM_HELD], g[NORM_HELD];
+    struct norm_row from;
     early_next();
 #pragma unroll
     for (uint32_t k = 0; k < NORM_HELD; k++) {
@@ -64,30 +119,37 @@ __global__ void __launch_bounds__(1024)
         g[k] = i < n ? gains[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     early_wait(); /* gains are weights */
+    norm_row_find<PAGES>(in, d, &from);
 #pragma unroll
     for (uint32_t k = 0; k < NORM_HELD; k++) {
         uint32_t i = threadIdx.x + k * step;
-        v[k] = i < n ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        v[k] = i < n ? norm_load<PAGES>(from, i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     float2 s = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (uint32_t k = 0; k < NORM_HELD; k++)
         s = norm_add(s, v[k], g[k]);
     for (uint32_t i = threadIdx.x + NORM_HELD * step; i < n; i += step)
-        s = norm_add(s, from[i], gains[i]);
+        s = norm_add(s, norm_load<PAGES>(from, i), gains[i]);
     s = norm_reduce(s, part);
     float scale = 1.0f / sqrtf(s.x / (float)d + eps);
     float divisor = half_scale(__float_as_uint(s.y * sqrtf((float)d)));
-    size_t row = (size_t)blockIdx.x * n;
     if (blockIdx.x == 0 && threadIdx.x == 0)
         *out.scale = divisor;
 #pragma unroll
-    for (uint32_t k = 0; k < NORM_HELD; k++)
-        if (threadIdx.x + k * step < n)
-            norm_store(out, row + threadIdx.x + k * step, scaled(v[k], scale, g[k]),
-                       1.0f / divisor);
-    for (uint32_t i = threadIdx.x + NORM_HELD * step; i < n; i += step)
-        norm_store(out, row + i, scaled(from[i], scale, gains[i]), 1.0f / divisor);
+    for (uint32_t k = 0; k < NORM_HELD; k++) {
+        uint32_t i = threadIdx.x + k * step;
+        if (i < end)
+            norm_put<KIND>(out, from, n, i, v[k], scaled(v[k], scale, g[k]), 1.0f / divisor);
+    }
+    for (uint32_t i = threadIdx.x + NORM_HELD * step; i < end; i += step) {
+        float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
+        if (i < n) {
+            a = norm_load<PAGES>(from, i);
+            b = gains[i];
+        }
+        norm_put<KIND>(out, from, n, i, a, scaled(a, scale, b), 1.0f / divisor);
+    }
 }
 
 /* The same for any d, value by value. */
@@ -108,19 +170,43 @@ __global__ void __launch_bounds__(256)
 void run_rmsnorm(struct cuda *c, const struct op *o)
 {
     const struct op_rmsnorm *r = &o->u.rmsnorm;
+    const struct wanted *to = &c->wanted;
     uint32_t threads = KN_MIN(1024u, (r->d / 4 + NORM_HELD * 32 - 1) / (NORM_HELD * 32) * 32);
     size_t smem = 32 * sizeof(float2);
-    float *scale = c->scratch.one + SCALAR_NORM;
+    bool is_int8 = to->type == CUDA_R_8I;
+    bool pages = c->source.kind == OP_HIDDEN_READ && r->d % 4 == 0 && !is_int8;
+    if (c->source.kind == OP_HIDDEN_READ && !pages)
+        run_hidden_read(c, &c->source);
     if (r->d % 4 != 0) {
         KERNEL(c, norm_odd, dim3(r->rows), dim3(256), smem, r->out, r->x, r->gain, r->d, r->eps);
         return;
     }
-    struct norm_out out = {r->out, NULL, scale, c->wanted == CUDA_R_16BF};
-    if (c->wanted != CUDA_R_32F)
+    struct norm_out out;
+    struct norm_in in;
+    memset(&out, 0, sizeof out);
+    memset(&in, 0, sizeof in);
+    in.x = (float *)(uintptr_t)r->x;
+    in.rows = r->rows;
+    out.floats = r->out;
+    out.scale = c->scratch.one + SCALAR_NORM;
+    out.bf16 = to->type == CUDA_R_16BF;
+    if (out.bf16 || to->type == CUDA_R_16F)
         out.narrow = (uint16_t *)c->scratch.x;
-    KERNEL_EARLY(c, rmsnorm, dim3(r->rows), dim3(threads), smem, out, r->x, r->gain, r->d, r->eps);
-    c->input = (struct input){r->out, out.bf16 ? c->scratch.one + SCALAR_ONE : (const float *)scale,
-                              c->wanted};
+#define NORM(KIND, ROWS)                                                                           \
+    KERNEL_EARLY(c, rmsnorm<KIND>, dim3(ROWS), dim3(threads), smem, out, in, r->gain, r->d, r->eps)
+    if (is_int8) {
+        out.int8 = x_int8_target(c, to->weight, r->d, to->rows_pad);
+        NORM(NORM_INT8, to->rows_pad);
+    } else if (pages) {
+        in.b = c->batch.view;
+        in.slots = c->source.u.hidden.slots;
+        NORM(NORM_PAGES, r->rows);
+    } else {
+        NORM(NORM_PLAIN, r->rows);
+    }
+#undef NORM
+    c->input =
+        (struct input){r->out, c->scratch.one + (out.bf16 ? SCALAR_ONE : SCALAR_NORM), to->type};
 }
 
 void cuda_rmsnorm(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,
@@ -139,15 +225,6 @@ void cuda_rmsnorm(struct kn *kn, float *out, const float *x, const float *gain, 
 }
 
 /* ---- gate ---- */
-
-DEV float gated(float g, float u)
-{
-    return g / (1.0f + expf(-g)) * u;
-}
-DEV float4 gated4(float4 g, float4 u)
-{
-    return make_float4(gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w));
-}
 
 /* Four values a thread. */
 __global__ void __launch_bounds__(256)
@@ -224,26 +301,32 @@ static void swiglu_for_product(struct cuda *c, const struct op_swiglu *s)
     size_t n8 = s->n / 8;
     dim3 grid((unsigned)((n8 + 255) / 256));
     kn_assert(s->n % 8 == 0 && s->n * 2 <= c->scratch.x_bytes);
-    if (c->wanted == CUDA_R_16BF) {
+    if (c->wanted.type == CUDA_R_16BF) {
         KERNEL_EARLY(c, swiglu_narrow<true>, grid, dim3(256), 0, out, s->gate, s->up, n8, words);
-        c->input = (struct input){s->out, c->scratch.one + SCALAR_ONE, c->wanted};
+        c->input = (struct input){s->out, c->scratch.one + SCALAR_ONE, CUDA_R_16BF};
         return;
     }
     KERNEL_EARLY(c, swiglu_narrow<false>, grid, dim3(256), 0, out, s->gate, s->up, n8,
                  words + WORD_GATE);
     grid.x = KN_MIN(grid.x, (unsigned)c->n_sms);
     KERNEL_EARLY(c, gate_again, grid, dim3(256), 0, out, s->gate, s->up, n8, words, scale);
-    c->input = (struct input){s->out, scale, c->wanted};
+    c->input = (struct input){s->out, scale, CUDA_R_16F};
 }
 
 void run_swiglu(struct cuda *c, const struct op *o)
 {
     const struct op_swiglu *s = &o->u.swiglu;
-    if (c->wanted != CUDA_R_32F)
+    const struct wanted *to = &c->wanted;
+    if (to->type == CUDA_R_8I) {
+        struct x_target target = x_int8_target(c, to->weight, to->cols, to->rows_pad);
+        x_to_int8(c, &target, s->gate, s->up, to->rows);
+        c->input = (struct input){s->out, NULL, CUDA_R_8I};
+    } else if (to->type != CUDA_R_32F) {
         swiglu_for_product(c, s);
-    else
+    } else {
         KERNEL_EARLY(c, swiglu, dim3((unsigned)((s->n + 1023) / 1024)), dim3(256), 0, s->out,
                      s->gate, s->up, s->n);
+    }
 }
 
 void cuda_swiglu(struct kn *kn, float *out, const float *gate, const float *up, size_t n)

@@ -349,6 +349,63 @@ static void check_inputs(struct kn *kn)
     }
 }
 
+/* A norm or a gate that writes int8 for a product with quantised weights at once, and one that does not (somebody waits in
+ * between): the same bits. */
+static void int8_and_product(struct kn *kn, int which, enum kn_type type, uint32_t rows,
+                             uint32_t cols)
+{
+    size_t n = (size_t)rows * cols;
+    struct kn_tensor t = kc_tensor(type, IN_OUTS, cols, 7);
+    struct kn_weight *w = kc_load(kn, &t);
+    float *x = kc_floats(8, n, 2.0f), *y = kc_floats(9, n, 1.0f);
+    float *dev_x = kc_up(kn, x, n * sizeof *x), *dev_y = kc_up(kn, y, n * sizeof *y);
+    float *dev_in = kc_up(kn, NULL, n * sizeof *x), *got[2];
+    char what[100];
+    for (int i = 0; i < 2; i++) {
+        float *out = kc_up(kn, NULL, (size_t)rows * IN_OUTS * sizeof(float));
+        got[i] = malloc((size_t)rows * IN_OUTS * sizeof(float));
+        assert_non_null(got[i]);
+        if (which)
+            kn->ops->swiglu(kn, dev_in, dev_x, dev_y, n);
+        else
+            kn->ops->rmsnorm(kn, dev_in, dev_x, dev_y, rows, cols, 1e-6f);
+        if (i == 1)
+            kn->ops->sync(kn);
+        kn->ops->linear(kn, 1, (const struct kn_weight *const *)&w, NULL, dev_in, rows, &out,
+                        false);
+        kc_down(kn, got[i], out, (size_t)rows * IN_OUTS * sizeof(float));
+    }
+    snprintf(what, sizeof what, "%s: %s, %u rows of %u to %s", kd_label(), which ? "gate" : "norm",
+             rows, cols, kn_type_find(type)->name);
+    kc_same(what, got[0], got[1], (size_t)rows * IN_OUTS);
+    assert_true(kc_max_abs(got[0], rows * IN_OUTS) > 0.0f);
+    kn->ops->weight_free(kn, &w);
+    kc_tensor_free(&t);
+    kc_drop(kn, dev_x, n * sizeof *x);
+    kc_drop(kn, dev_y, n * sizeof *y);
+    kc_drop(kn, dev_in, n * sizeof *x);
+    free(x);
+    free(y);
+    free(got[0]);
+    free(got[1]);
+}
+
+static void check_int8(struct kn *kn)
+{
+    for (int which = 0; which < 2; which++) {
+        int8_and_product(kn, which, KN_Q4_0, 1, 96); /* three blocks of four */
+        int8_and_product(kn, which, KN_Q6_K, 3, 768);
+        int8_and_product(kn, which, KN_Q4_1, 9, 160);
+        int8_and_product(kn, which, KN_Q8_0, 2, 8512); /* more than a block's registers hold */
+    }
+}
+
+static void norms_and_gates_write_int8(void **state)
+{
+    (void)state;
+    kd_each(check_int8);
+}
+
 static void norms_and_gates_write_what_products_read(void **state)
 {
     (void)state;
@@ -363,6 +420,7 @@ int main(void)
         cmocka_unit_test(weights_expand_to_the_nearest_halves),
         cmocka_unit_test(values_beyond_halves_do_not_overflow),
         cmocka_unit_test(norms_and_gates_write_what_products_read),
+        cmocka_unit_test(norms_and_gates_write_int8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,8 +17,10 @@ struct rig {
 static const uint32_t shapes[N_W][2] = {
     {HEADS * HD, D}, {KV_HEADS * HD, D}, {KV_HEADS * HD, D}, {D, HEADS *HD}, {FF, D}, {D, FF},
     {V, D}};
-static const struct kn_kv pool_shape = {
-    .n_layers = 1, .n_kv_heads = KV_HEADS, .head_dim = HD, .d_hidden = D, .type = KN_F32};
+static const struct kn_kv pool_shape = {.n_layers = 1,
+                                        .n_kv_heads = KV_HEADS,
+                                        .head_dim = HD,
+                                        .d_hidden = D};
 
 /* Memory of the device that can fail: NULL then. */
 static float *maybe(struct kn *kn, size_t n)
@@ -36,10 +38,13 @@ static struct kn_weight *weight(struct kn *kn, int which, enum kn_type type, uin
     return w;
 }
 
+static enum kn_type weights_are = KN_F32; /* and keys, values and hidden rows */
+
 static bool pool_open(struct rig *r)
 {
     void *base = NULL;
     struct kn_kv kv = pool_shape;
+    kv.type = weights_are; /* F32 or F16 */
     kv.stride = (kn_kv_page_bytes(&kv) + 4095) / 4096 * 4096;
     if (r->kn->ops->arena_open(r->kn, kv.stride, PAGES, &base) != KN_OK)
         return false;
@@ -50,8 +55,6 @@ static bool pool_open(struct rig *r)
             return false;
     return true;
 }
-
-static enum kn_type weights_are = KN_F32;
 
 /* False if something could not be had; rig_close takes what there is. */
 static bool rig_open(struct rig *r, struct kn *kn)
