@@ -41,7 +41,7 @@ run release -j "$jobs" -LE "$skip|scenario"
 run release -L scenario -LE "$skip"
 # the shim under AddressSanitizer takes many minutes: the shim has guard pages and a race detector of its own
 if [ $long = 1 ]; then build asan-simt; run asan-simt -L 'simt|kernels'; fi
-build asan
+if [ $long = 1 ]; then build asan; else build asan short_tests; fi
 run asan -j "$jobs" -LE 'long|model|scenario'
 run asan -L scenario -LE 'long|model'
 build tsan threads_tests
