@@ -5,11 +5,16 @@
  *      query m = (row m / heads, head m % heads)         q of a row's group lies together: [row][n_heads][d]
  *
  * so that keys and values are fetched once for the whole group, in prefill, decode and scoring alike. What a row sees is
- * [lo, hi): causal, counter-causal or all, the kernels do not know; only tiles of keys that a range cuts are masked.
+ * [lo, hi): causal, counter-causal or all, the kernels do not know; only keys that a range cuts off are masked.
  *
- * Long contexts with few blocks are split by cache index: split s sees [s * len, (s + 1) * len). Each split leaves
- * unnormalised sums with their maximum and weight (base 2 in halves' kernel, base e in f32's), which attn_merge puts
- * together in ascending order. */
+ * Long contexts with few blocks are split: split s of a tile sees split_len indices from tile.lo + s * split_len on. Each
+ * leaves unnormalised sums with their maximum and weight, and the block that ends last puts them together:
+ *
+ *      split 0 --> acc, top --.
+ *      split 1 --> acc, top --+-- counts[tile and head] says who is last --> out, in ascending order of splits
+ *      split 2 --> acc, top --'   (and leaves the count at 0 for the next launch)
+ *
+ * so sums do not depend on which one that is. Exponents are in base 2 in the kernels of halves, in base e in f32's. */
 #ifndef BACKCAST_ATTENTION_CUH
 #define BACKCAST_ATTENTION_CUH
 #include "kv.cuh"
@@ -19,77 +24,175 @@ struct attn_args {
     const struct dev_tile *tiles; /* of one class */
     const float *q;
     float *out;
-    float *acc;  /* [row][head][split][d], and */
-    float2 *top; /* [row][head][split]: maximum, weight; NULL: not split */
+    float *acc;       /* [row][head][split][d], and */
+    float2 *top;      /* [row][head][split]: maximum, weight */
+    uint32_t *counts; /* of a tile's splits that are done, for each block along x */
     uint32_t layer, n_heads, group, d;
-    uint32_t chunks;    /* parts of a group that is larger than a tile */
-    uint32_t split_len; /* cache indices of a split */
-    float scale;        /* times log2(e) for halves */
+    uint32_t chunks,
+        parts; /* of a group that is larger than a tile; KV heads times that: blocks of a tile */
+    uint32_t split_len, splits; /* cache indices of a split; the most splits of a tile */
+    float scale;                /* times log2(e) for halves */
 };
 
-/* What a block works on. */
+/* What a block works on: n queries over cache indices lo .. hi, a split's or, whole, the tile's. */
 struct attn_work {
     struct dev_tile tile;
-    uint32_t kv_head, first_head, heads, n; /* n queries */
+    uint32_t kv_head, first_head, heads, n;
+    uint32_t lo, hi;
+    uint32_t inverse; /* of heads, times 2^20: m / heads of less than 1024 queries */
+    bool whole, idle; /* idle: a split that its tile does not have */
 };
 
 DEV struct attn_work attn_work_of(const struct attn_args &a, uint32_t queries)
 {
     struct attn_work w;
-    w.tile = a.tiles[blockIdx.x];
-    w.kv_head = blockIdx.y / a.chunks;
-    uint32_t skip = blockIdx.y % a.chunks * queries;
+    uint32_t part = blockIdx.x % a.parts, skip = 0;
+    w.tile = a.tiles[blockIdx.x / a.parts];
+    w.kv_head = part;
+    if (a.chunks > 1) {
+        w.kv_head = part / a.chunks;
+        skip = part % a.chunks * queries;
+    }
     w.first_head = w.kv_head * a.group + skip;
     w.heads = min(a.group - skip, queries);
     w.n = w.tile.n_rows * w.heads;
+    w.inverse = (1u << 20) / w.heads + 1;
+    w.lo = min(w.tile.lo + blockIdx.y * a.split_len, w.tile.hi);
+    w.hi = min(w.lo + a.split_len, w.tile.hi);
+    w.whole = w.tile.hi - w.tile.lo <= a.split_len;
+    w.idle = w.lo == w.hi && blockIdx.y > 0;
     return w;
 }
 
 /* Row and head of query m. */
 DEV uint32_t attn_row(const struct attn_work &w, uint32_t m)
 {
-    return w.tile.row + m / w.heads;
-}
-DEV uint32_t attn_head(const struct attn_work &w, uint32_t m)
-{
-    return w.first_head + m % w.heads;
+    return w.tile.row + (m * w.inverse >> 20);
 }
 DEV size_t attn_at(const struct attn_args &a, const struct attn_work &w, uint32_t m)
 {
-    return (size_t)attn_row(w, m) * a.n_heads + attn_head(w, m);
+    uint32_t row = m * w.inverse >> 20;
+    return (size_t)(w.tile.row + row) * a.n_heads + w.first_head + m - row * w.heads;
 }
 
-/* The range of query m inside this block's split; lo == hi == 0 if it sees nothing there. */
+/* What query m sees; lo == hi == 0 if that is nothing. */
 DEV uint2 attn_range(const struct attn_args &a, const struct attn_work &w, uint32_t m)
 {
     if (m >= w.n)
         return make_uint2(0, 0);
-    uint32_t row = attn_row(w, m), start = blockIdx.z * a.split_len;
-    uint32_t lo = max(a.b.lo[row], start), hi = min(a.b.hi[row], start + a.split_len);
+    uint32_t row = attn_row(w, m), lo = a.b.lo[row], hi = a.b.hi[row];
     return lo < hi ? make_uint2(lo, hi) : make_uint2(0, 0);
 }
 
-/* Of all queries that see something: what any of them sees, and what all of them see. */
-struct attn_span {
-    uint32_t lo, hi, all_lo, all_hi;
-};
-
-DEV struct attn_span attn_span_of(const uint2 *ranges, uint32_t n)
+/* Where the results of query `at` (attn_at) go: the split's sums or the result. */
+DEV float *attn_target(const struct attn_args &a, const struct attn_work &w, size_t at)
 {
-    struct attn_span s = {0xffffffffu, 0, 0, 0xffffffffu};
-    for (uint32_t i = 0; i < n; i++) {
-        uint2 r = ranges[i];
-        if (r.x == r.y)
-            continue;
-        s.lo = min(s.lo, r.x);
-        s.hi = max(s.hi, r.y);
-        s.all_lo = max(s.all_lo, r.x);
-        s.all_hi = min(s.all_hi, r.y);
-    }
-    return s;
+    return w.whole ? a.out + at * a.d : a.acc + (at * a.splits + blockIdx.y) * a.d;
 }
 
-/* attention.cu, attention_f32.cu */
+/* W neighbouring floats that another block wrote. */
+template <int W> DEV void floats_read(const float *from, float *to)
+{
+    if constexpr (W == 4)
+        *(float4 *)to = __ldcg((const float4 *)from);
+    else
+        for (int i = 0; i < W; i++)
+            to[i] = __ldcg(from + i);
+}
+
+/* One query's splits together, by a warp; lanes are dims, W at a time. */
+template <int W, bool BASE2>
+DEV void query_merge(const struct attn_args &a, uint32_t splits, size_t at)
+{
+    const float2 *tops = a.top + at * a.splits;
+    uint32_t lane = (uint32_t)lane_id();
+    float top = -INFINITY, weight = 0.0f;
+    for (uint32_t i = lane; i < splits; i += 32)
+        top = fmaxf(top, __ldcg(tops + i).x);
+    top = warp_max(top);
+    for (uint32_t x = 0; x < a.d; x += 32 * W) {
+        uint32_t col = x + lane * W;
+        float sum[W] = {};
+        weight = 0.0f;
+        for (uint32_t first = 0; first < splits; first += 32) {
+            uint32_t n = min(32u, splits - first);
+            float factor = 0.0f;
+            if (lane < n) {
+                float2 v = __ldcg(tops + first + lane);
+                if (v.y > 0.0f)
+                    factor = BASE2 ? exp2_fast(v.x - top) : expf(v.x - top);
+                weight += v.y * factor;
+            }
+#pragma unroll 8
+            for (uint32_t i = 0; i < n; i++) {
+                float v[W] = {}, f = __shfl_sync(FULL_WARP, factor, (int)i);
+                if (col < a.d)
+                    floats_read<W>(a.acc + (at * a.splits + first + i) * a.d + col, v);
+                for (int k = 0; k < W; k++)
+                    sum[k] = fmaf(f, v[k], sum[k]);
+            }
+        }
+        weight = warp_sum(weight);
+        float inverse = weight > 0.0f ? 1.0f / weight : 0.0f;
+        for (int k = 0; k < W; k++)
+            sum[k] *= inverse;
+        if (col < a.d) {
+            if constexpr (W == 4)
+                *(float4 *)(a.out + at * a.d + col) = *(float4 *)sum;
+            else
+                for (int k = 0; k < W; k++)
+                    a.out[at * a.d + col + k] = sum[k];
+        }
+    }
+}
+
+/* The end of a block of WARPS warps that has written its sums: if it is the tile's last one, all are put together.
+ * flag: a word of shared memory that nobody uses any more. */
+template <int WARPS, int W, bool BASE2>
+DEV void splits_merge(const struct attn_args &a, const struct attn_work &w, uint32_t *flag)
+{
+    if (w.whole)
+        return;
+    uint32_t splits = (w.tile.hi - w.tile.lo + a.split_len - 1) / a.split_len;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        bool last = atomicAdd(a.counts + blockIdx.x, 1u) + 1 == splits;
+        if (last)
+            atomicExch(a.counts + blockIdx.x, 0u);
+        __threadfence();
+        *flag = last;
+    }
+    __syncthreads();
+    if (!*flag)
+        return;
+    for (uint32_t m = (uint32_t)warp_id(); m < w.n; m += WARPS)
+        query_merge<W, BASE2>(a, splits, attn_at(a, w, m));
+}
+
+/* F(D) for the smallest compiled size that holds d. */
+#define HEAD_SWITCH(d, F)                                                                          \
+    if ((d) <= 16) {                                                                               \
+        F(16);                                                                                     \
+    } else if ((d) <= 32) {                                                                        \
+        F(32);                                                                                     \
+    } else if ((d) <= 64) {                                                                        \
+        F(64);                                                                                     \
+    } else if ((d) <= 80) {                                                                        \
+        F(80);                                                                                     \
+    } else if ((d) <= 96) {                                                                        \
+        F(96);                                                                                     \
+    } else if ((d) <= 128) {                                                                       \
+        F(128);                                                                                    \
+    } else {                                                                                       \
+        F(256);                                                                                    \
+    }
+
+/* attention_few.cu, attention_many.cu, attention_f32.cu: a launch of the grid, and what there is to do at open. */
+void attn_launch_few(struct cuda *c, const struct attn_args *a, dim3 grid);
+void attn_launch_many(struct cuda *c, const struct attn_args *a, dim3 grid, uint32_t queries);
 void attn_launch_f32(struct cuda *c, const struct attn_args *a, dim3 grid);
+int attn_open_few(struct cuda *c);
+int attn_open_many(struct cuda *c);
 int attn_open_f32(struct cuda *c);
 #endif

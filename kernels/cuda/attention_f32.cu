@@ -9,6 +9,7 @@
 #include "attention.cuh"
 
 #define QUERIES 16 /* of a block, as batch.cu has it */
+#define WARPS 4
 #define PER_WARP 4
 #define KEYS 32
 #define DIMS (KN_HEAD_DIM_MAX / 32) /* of a lane */
@@ -19,14 +20,14 @@ static size_t smem_bytes(uint32_t d)
            QUERIES * sizeof(uint2);
 }
 
-/* Keys or values start .. start + 32 as floats; those that nobody sees are zeros. */
+/* Keys or values start .. start + 32 as floats; zeros from end on. */
 DEV void rows_fill(const struct dev_seq &s, const uint8_t *run, uint32_t d, uint32_t start,
-                   const struct attn_span &span, float *to)
+                   uint32_t end, float *to)
 {
     for (uint32_t i = threadIdx.x; i < KEYS * d; i += 128) {
         uint32_t r = i / d, col = i % d, j = start + r;
         float v = 0.0f;
-        if (j >= span.lo && j < span.hi) {
+        if (j < end) {
             uint32_t slot = s.slots[j];
             const uint8_t *row = run + (slot / KN_PAGE_ROWS) * s.stride;
             size_t at = (size_t)(slot % KN_PAGE_ROWS) * d + col;
@@ -84,35 +85,33 @@ DEV void values_add(const struct attn_args &a, const float *values, const float 
         }
 }
 
-DEV void query_store(const struct attn_args &a, const struct attn_work &w, uint32_t m, uint2 range,
+DEV void query_store(const struct attn_args &a, const struct attn_work &w, uint32_t m,
                      const struct query_state &st)
 {
-    bool blind = range.x == range.y;
-    if (m >= w.n || (a.top && blind))
+    if (m >= w.n)
         return;
     size_t at = attn_at(a, w, m);
-    float *to = a.out + at * a.d, l = st.l;
-    if (a.top) {
-        at = at * gridDim.z + blockIdx.z;
-        if (lane_id() == 0)
-            a.top[at] = make_float2(st.m, st.l);
-        to = a.acc + at * a.d;
-        l = 1.0f;
-    }
+    float *to = attn_target(a, w, at), l = !w.whole || st.l == 0.0f ? 1.0f : st.l;
+    if (!w.whole && lane_id() == 0)
+        a.top[at * a.splits + blockIdx.y] = make_float2(st.m, st.l);
 #pragma unroll
     for (int x = 0; x < DIMS; x++) {
         uint32_t col = x * 32 + (uint32_t)lane_id();
         if (col < a.d)
-            to[col] = blind ? 0.0f : st.acc[x] / l;
+            to[col] = st.acc[x] / l;
     }
 }
 
-__global__ void __launch_bounds__(128) attn_f32(struct attn_args a)
+__global__ void __launch_bounds__(WARPS * 32, 4) attn_f32(struct attn_args a)
 {
     DYN_SMEM(float, qs); /* [QUERIES][d] */
     float *rows = qs + QUERIES * a.d, *ps = rows + KEYS * (a.d + 1);
     uint2 *ranges = (uint2 *)(ps + QUERIES * KEYS);
-    struct attn_work w = attn_work_of(a, QUERIES);
+    early_next();
+    const struct attn_work w = attn_work_of(a, QUERIES);
+    early_wait();
+    if (w.idle)
+        return;
     const struct dev_seq s = a.b.seqs[w.tile.seq];
     uint32_t mine = (uint32_t)warp_id() * PER_WARP;
     struct query_state st[PER_WARP];
@@ -124,32 +123,34 @@ __global__ void __launch_bounds__(128) attn_f32(struct attn_args a)
         for (int x = 0; x < DIMS; x++)
             st[q].acc[x] = 0.0f;
     }
-    if (threadIdx.x < QUERIES)
-        ranges[threadIdx.x] = attn_range(a, w, threadIdx.x);
+    if (threadIdx.x < QUERIES) {
+        uint2 r = attn_range(a, w, threadIdx.x);
+        ranges[threadIdx.x] = make_uint2(r.x, min(r.y, w.hi));
+    }
     for (uint32_t i = threadIdx.x; i < QUERIES * a.d; i += 128)
         qs[i] = i / a.d < w.n ? a.q[attn_at(a, w, i / a.d) * a.d + i % a.d] : 0.0f;
     __syncthreads();
-    const struct attn_span span = attn_span_of(ranges, QUERIES);
     const uint8_t *k_run = kv_run(s, 0, a.layer, 0, w.kv_head);
     const uint8_t *v_run = kv_run(s, 0, a.layer, 1, w.kv_head);
-    for (uint32_t start = span.lo / KEYS * KEYS; start < span.hi; start += KEYS) {
-        rows_fill(s, k_run, a.d, start, span, rows);
+    for (uint32_t start = w.lo; start < w.hi; start += KEYS) {
+        rows_fill(s, k_run, a.d, start, w.hi, rows);
         __syncthreads();
         weights_make(a, qs + mine * a.d, rows, ranges + mine, start, st, ps + mine * KEYS);
         __syncthreads();
-        rows_fill(s, v_run, a.d, start, span, rows);
+        rows_fill(s, v_run, a.d, start, w.hi, rows);
         __syncthreads();
         values_add(a, rows, ps + mine * KEYS, st);
         __syncthreads();
     }
 #pragma unroll
     for (int q = 0; q < PER_WARP; q++)
-        query_store(a, w, mine + q, ranges[mine + q], st[q]);
+        query_store(a, w, mine + q, st[q]);
+    splits_merge<WARPS, 1, false>(a, w, (uint32_t *)ps);
 }
 
 void attn_launch_f32(struct cuda *c, const struct attn_args *a, dim3 grid)
 {
-    KERNEL(c, attn_f32, grid, dim3(128), smem_bytes(a->d), *a);
+    KERNEL_EARLY(c, attn_f32, grid, dim3(WARPS * 32), smem_bytes(a->d), *a);
 }
 
 int attn_open_f32(struct cuda *c)

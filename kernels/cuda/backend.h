@@ -39,6 +39,10 @@ extern "C" {
 #define GRAPHS_MAX 48
 #define BRIEF_OPS_MAX 32   /* of a score pass that becomes a graph: two layers */
 #define DECODE_ROWS_MAX 32 /* rows of a pass that becomes a graph */
+#define COUNTS_MAX 4096    /* blocks of attention that may be split */
+/* Queries of a block of attention_many.cu where it takes two fragments a warp, and which cards have the memory for it. */
+#define ATTN_QUERIES_PAIRED 128
+#define ATTN_PAIRED_SM 90
 
 enum stream_kind { STREAM_DECODE, STREAM_PREFILL, STREAM_REFRESH, STREAM_COPY, STREAM_N };
 
@@ -57,7 +61,10 @@ struct dev_seq {
 enum tile_class { TILE_FEW, TILE_MANY, TILE_FLOAT, TILE_N };
 struct dev_tile {
     uint32_t row, n_rows, seq;
-    uint32_t len; /* indices between the first and the last that a row sees */
+    uint32_t lo, hi; /* from the first index that a row sees to the last one */
+    uint32_t all_lo,
+        all_hi; /* what every row sees; UINT32_MAX and 0 if there is a row that sees nothing */
+    uint32_t reserved;
 };
 
 struct dev_batch {
@@ -232,8 +239,9 @@ struct scratch {
     size_t l_bytes;
     uint8_t *blas; /* cuBLAS's work space */
     size_t blas_bytes;
-    float *one;      /* device: what enum scalar says, for products that take it from there */
-    uint32_t *words; /* device: enum word */
+    float *one;       /* device: what enum scalar says, for products that take it from there */
+    uint32_t *words;  /* device: enum word */
+    uint32_t *counts; /* COUNTS_MAX zeros: attention.cuh */
 };
 
 /* Pinned host memory in two halves: a half is written again when its copy is done. */
@@ -257,7 +265,7 @@ struct batch {
     struct dev_batch view;
     size_t bytes, tiles_at;
     size_t side_at, side_used, side_sent, side_end; /* side arrays: used up to, copied up to */
-    uint32_t group, head_dim;                       /* that tiles are made for */
+    uint32_t n_heads, group, head_dim;              /* that tiles are made for */
     uint32_t queries[TILE_N];                       /* of a tile */
 };
 
@@ -427,7 +435,7 @@ void cuda_batch_end(struct kn *kn, const struct kn_batch *b);
 /* The copy to the device, whole or what was added to the side since. */
 void batch_upload(struct cuda *c);
 /* Makes the tiles for these heads, if they are not. */
-void batch_tiles(struct cuda *c, uint32_t group, uint32_t head_dim);
+void batch_tiles(struct cuda *c, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 /* A host array that the pass's kernels read; NULL after a failure. */
 const uint32_t *batch_side(struct cuda *c, const uint32_t *src, uint32_t n);
 

@@ -48,7 +48,7 @@ int batch_open(struct cuda *c)
 {
     if (!RUN(c, cudaEventCreateWithFlags, &c->batch.copied, cudaEventDisableTiming))
         return KN_EDEVICE;
-    c->batch.group = 1;
+    c->batch.n_heads = c->batch.group = 1;
     c->batch.head_dim = 64;
     return batch_alloc(c, BATCH_BYTES);
 }
@@ -108,8 +108,9 @@ int batch_reserve(struct cuda *c, size_t pages)
 static int longer_first(const void *a, const void *b)
 {
     const struct dev_tile *x = (const struct dev_tile *)a, *y = (const struct dev_tile *)b;
-    if (x->len != y->len)
-        return x->len < y->len ? 1 : -1;
+    uint32_t x_len = x->hi - x->lo, y_len = y->hi - y->lo;
+    if (x_len != y_len)
+        return x_len < y_len ? 1 : -1;
     return (x->row > y->row) - (x->row < y->row);
 }
 
@@ -123,13 +124,17 @@ static enum tile_class class_of(const struct cuda *c, uint32_t seq, uint32_t n_r
 
 static struct dev_tile tile_make(const struct kn_batch *b, uint32_t row, uint32_t n_rows)
 {
-    uint32_t lo = UINT32_MAX, hi = 0;
-    for (uint32_t r = row; r < row + n_rows; r++)
-        if (b->lo[r] < b->hi[r]) {
-            lo = KN_MIN(lo, b->lo[r]);
-            hi = KN_MAX(hi, b->hi[r]);
-        }
-    return (struct dev_tile){row, n_rows, b->seq[row], hi > lo ? hi - lo : 0};
+    struct dev_tile t = {row, n_rows, b->seq[row], UINT32_MAX, 0, 0, UINT32_MAX, 0};
+    for (uint32_t r = row; r < row + n_rows; r++) {
+        bool blind = b->lo[r] >= b->hi[r];
+        t.lo = blind ? t.lo : KN_MIN(t.lo, b->lo[r]);
+        t.hi = blind ? t.hi : KN_MAX(t.hi, b->hi[r]);
+        t.all_lo = blind ? UINT32_MAX : KN_MAX(t.all_lo, b->lo[r]);
+        t.all_hi = blind ? 0 : KN_MIN(t.all_hi, b->hi[r]);
+    }
+    if (t.hi == 0)
+        t.lo = 0;
+    return t;
 }
 
 /* The tiles of one class, to `tiles`. */
@@ -149,24 +154,37 @@ static uint32_t tiles_of(const struct cuda *c, enum tile_class which, struct dev
     return n;
 }
 
+/* Queries of a block over halves, for so many rows: 128 where there are two such blocks a multiprocessor then. */
+static uint32_t queries_many(const struct cuda *c)
+{
+    const struct batch *b = &c->batch;
+    uint64_t blocks = (uint64_t)b->view.n_rows * b->n_heads / ATTN_QUERIES_PAIRED;
+    if (b->head_dim > 128)
+        return 32;
+    return c->sm >= ATTN_PAIRED_SM && b->head_dim > 32 && blocks >= 2 * (uint64_t)c->n_sms
+               ? ATTN_QUERIES_PAIRED
+               : 64;
+}
+
 static void tiles_fill(struct cuda *c)
 {
     struct batch *b = &c->batch;
     struct dev_tile *tiles = (struct dev_tile *)(b->host + b->tiles_at);
     b->queries[TILE_FEW] = b->queries[TILE_FLOAT] = 16;
-    b->queries[TILE_MANY] = b->head_dim > 128 ? 32 : 64;
+    b->queries[TILE_MANY] = queries_many(c);
     for (int i = 0; i < TILE_N; i++) {
         b->view.n_tiles[i] = tiles_of(c, (enum tile_class)i, tiles);
         tiles += b->view.n_tiles[i];
     }
 }
 
-void batch_tiles(struct cuda *c, uint32_t group, uint32_t head_dim)
+void batch_tiles(struct cuda *c, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
 {
     struct batch *b = &c->batch;
-    if (b->group == group && b->head_dim == head_dim)
+    if (b->n_heads == n_heads && b->group == n_heads / n_kv_heads && b->head_dim == head_dim)
         return;
-    b->group = group;
+    b->n_heads = n_heads;
+    b->group = n_heads / n_kv_heads;
     b->head_dim = head_dim;
     if (!batch_room(c, b->bytes))
         return;

@@ -2,7 +2,7 @@
  *
  * The scratch block, planned once. Ops use its parts one after the other on one stream, so they share them:
  *
- *      | x: activations as int8, halves, bf16 | w: a slice of weights as halves | l: logits | blas | one, words |
+ *      | x: activations as int8, halves, bf16 | w: a slice of weights as halves | l: logits | blas | one, words, counts |
  *        attention's partial results            raw blocks at load                split products
  *
  * Host memory that the caller gives is not pinned, so it goes through a ring of two pinned halves: one is filled while the
@@ -26,7 +26,8 @@ static void scratch_plan(struct scratch *s, size_t total)
     s->w_bytes = (size_t)(small ? 1 : large ? 192 : 64) << 20; /* at least RING_HALF */
     s->l_bytes = (size_t)(small ? 1 : 36) << 20;
     s->blas_bytes = (size_t)(small ? 1 : 128) << 18;
-    s->bytes = s->x_bytes + s->w_bytes + s->l_bytes + s->blas_bytes + 2 * ALIGN;
+    s->bytes = s->x_bytes + s->w_bytes + s->l_bytes + s->blas_bytes + 2 * ALIGN +
+               COUNTS_MAX * sizeof(uint32_t);
 }
 
 int device_alloc(struct cuda *c, size_t bytes, void **ret)
@@ -72,6 +73,7 @@ int memory_open(struct cuda *c, size_t total)
     s->blas = (uint8_t *)s->l + s->l_bytes;
     s->one = (float *)(s->blas + s->blas_bytes);
     s->words = (uint32_t *)((uint8_t *)s->one + ALIGN);
+    s->counts = (uint32_t *)((uint8_t *)s->words + ALIGN);
     cudaError_t e = TRY(c, cudaMallocHost, (void **)&r->host, 2 * RING_HALF);
     if (e != cudaSuccess) {
         cudaGetLastError();
@@ -84,6 +86,7 @@ int memory_open(struct cuda *c, size_t total)
     scalars[SCALAR_TWO] = 2.0f;
     ring_upload(c, c->stream, s->one, scalars, sizeof scalars);
     RUN(c, cudaMemsetAsync, s->words, 0, WORD_N * sizeof *s->words, c->stream);
+    RUN(c, cudaMemsetAsync, s->counts, 0, COUNTS_MAX * sizeof(uint32_t), c->stream);
     c->pub.bytes_scratch = s->bytes + SIDE_BYTES;
     return c->failed == cudaSuccess ? KN_OK : KN_EDEVICE;
 }

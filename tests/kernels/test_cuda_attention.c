@@ -41,6 +41,14 @@ static void long_contexts_are_cut(void **state)
     run((struct kca_shape){64, 1, 3, 700, KN_F16, KC_SCATTERED, 1.0f}, KCA_SCORE_GAP, 640, 60);
 }
 
+/* So many rows that blocks take twice the queries: a prompt and a piece of one, tiles that end in the middle of a group's. */
+static void long_inputs_have_larger_tiles(void **state)
+{
+    (void)state;
+    run((struct kca_shape){128, 1, 7, 150, KN_F16, KC_PRUNED, 1.0f}, KCA_PREFILL, 0, 0);
+    run((struct kca_shape){64, 2, 4, 140, KN_F16, KC_SCATTERED, 1.0f}, KCA_WINDOWS, 7, 131);
+}
+
 /* Decode rows of several sequences, a piece of a prompt and a blind row in one batch; pools of both types. */
 static void check_mixed(struct kn *kn)
 {
@@ -108,6 +116,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_factor_at_each_value),
         cmocka_unit_test(long_contexts_are_cut),
+        cmocka_unit_test(long_inputs_have_larger_tiles),
         cmocka_unit_test(sequences_of_all_kinds_share_a_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -41,11 +41,27 @@ static void every_group_with_every_head_size(void **state)
                 (enum kca_view)((group + d) % 4), d % 2 ? 0 : 60, d % 2 ? 9 : 6);
 }
 
+static void long_inputs_of_every_head_size(void **state)
+{
+    (void)state;
+    static const uint32_t dims[] = {40, 64, 72, 80, 96, 112, 128};
+    for (size_t d = 0; d < KC_LEN(dims); d++)
+        run((struct kca_shape){.d = dims[d],
+                               .n_kv = 1 + (uint32_t)d % 2,
+                               .group = 1 + (uint32_t)d,
+                               .n = 1030 / (1 + (uint32_t)d),
+                               .type = KN_F16,
+                               .slots = KC_SCATTERED,
+                               .deviation = 1.0f},
+            (enum kca_view)(d % 4), 0, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_head_size_at_every_length),
         cmocka_unit_test(every_group_with_every_head_size),
+        cmocka_unit_test(long_inputs_of_every_head_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
