@@ -316,11 +316,21 @@ static void gate_budget(struct engine *en, struct batch_entry *b)
     end_budget(en, b, &e);
 }
 
-/* The most rows, up to n, that s can have now: those of its free slots and of the pages left. */
-static uint32_t rows_to_be_had(const struct engine *en, const struct session *s, uint32_t n)
+/* The most rows, up to n, that s can have now within `most` pages: those of its free slots and of the pages left, less
+ * those that it takes for rows in pages of others which it must give back. */
+static uint32_t rows_to_be_had(const struct engine *en, const struct session *s, uint32_t n,
+                               uint32_t most)
 {
-    uint64_t pages = bytes_left(en, s) / pool_page_bytes(s->pool);
-    return (uint32_t)BC_MIN((uint64_t)n, seqcache_rows_free(s->cache) + pages * KN_PAGE_ROWS);
+    uint64_t page = pool_page_bytes(s->pool);
+    uint32_t some = 0;
+    while (some < n) {
+        uint32_t more = some + (n - some + 1) / 2;
+        if (seqcache_pages_within(s->cache, more, most) * page <= bytes_left(en, s))
+            some = more;
+        else
+            n = more - 1;
+    }
+    return some;
 }
 
 /* A session that never prunes keeps what it takes: past its share only what nobody is promised. */
@@ -395,7 +405,7 @@ static void gate_pages(struct engine *en, struct batch_entry *b)
         return;
     }
     if (!fits(en, s, need)) {
-        uint32_t some = promised(s) ? 0 : rows_to_be_had(en, s, b->n);
+        uint32_t some = promised(s) ? 0 : rows_to_be_had(en, s, b->n, most);
         if (some == 0 &&
             ladder(en, s, need, short_of(en, s, need), over_zero(need, bytes_left(en, s)))) {
             b->n = 0; /* somebody forgets or leaves: it will be asked again */
