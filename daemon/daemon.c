@@ -36,6 +36,7 @@ static struct server_defaults defaults_of(const struct config *c)
     snprintf(d.score, sizeof d.score, "%s", c->session_score);
     snprintf(d.trigger, sizeof d.trigger, "%s", c->session_trigger);
     snprintf(d.kv_type, sizeof d.kv_type, "%s", c->session_kv_type);
+    snprintf(d.positions, sizeof d.positions, "%s", c->session_positions);
     return d;
 }
 

@@ -223,6 +223,12 @@ struct kn_ops {
      * layer. */
     void (*keys_read)(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32_t first,
                       uint32_t count, float *ret);
+    /* Renumbering: the stored key of cache index i, which was rotated to position from[i] (HOST [s->n]), is turned to position
+     * i, in all layers; keys that are there already keep their bits. r: as `rope` had it for these keys, norm NULL, n_heads
+     * the KV heads. A key becomes what it would be had it been rotated to i, but for the rounding of what was stored.
+     * OPTIONAL: NULL where a backend cannot. */
+    void (*kv_rotate)(struct kn *kn, const struct kn_seq *s, const struct kn_rope *r,
+                      const int32_t *from);
     /* ret (HOST) [s->n] = softmax weights of one query q (HOST [n_heads][head_dim], rotated) over
      * the whole sequence at one layer, mean over the query heads. */
     void (*attention_row)(struct kn *kn, const struct kn_seq *s, uint32_t layer, const float *q,

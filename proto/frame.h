@@ -32,7 +32,9 @@
 #define FEATURE_ATTACH (1ull << 1)     /* named sessions outlive their connection: Attach */
 #define FEATURE_SCORES_FD (1ull << 2)  /* ScoresReply with a memfd for sessions of others */
 #define FEATURE_DROPPED (1ull << 3)    /* Scores.dropped */
-#define FEATURES_ALL (FEATURE_STATS_PAGE | FEATURE_ATTACH | FEATURE_SCORES_FD | FEATURE_DROPPED)
+#define FEATURE_POSITIONS (1ull << 4)  /* OpenSession.positions, REROTATED records */
+#define FEATURES_ALL                                                                               \
+    (FEATURE_STATS_PAGE | FEATURE_ATTACH | FEATURE_SCORES_FD | FEATURE_DROPPED | FEATURE_POSITIONS)
 
 enum frame_flag { FRAME_REPLY = 1, FRAME_CRITICAL = 2, FRAME_HAS_FDS = 4 };
 

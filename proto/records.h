@@ -25,6 +25,7 @@ enum record_type {
     RECORD_SCORES = 5,
     RECORD_LOST = 6,
     RECORD_END = 7,
+    RECORD_REROTATED = 8,
     /* client to daemon */
     RECORD_PROMPT = 64,
     RECORD_CANCEL = 65,
@@ -82,14 +83,22 @@ struct record_scores {
 };
 struct record_score {
     uint64_t stream;
-    int32_t id, position;
-    float score;    /* the policy's value; -inf: always kept */
-    uint32_t flags; /* enum record_score_flag */
+    int32_t id, position; /* position -1: of a dropped token, in a session that was renumbered */
+    float score;          /* the policy's value; -inf: always kept */
+    uint32_t flags;       /* enum record_score_flag */
 };
 enum record_score_flag {
     SCORE_FROZEN = 1,
     SCORE_RECENT = 2,
     SCORE_DROPPED = 4, /* not cached any more: score 0; only where Scores.dropped asks for them */
+};
+/* The next position would have been the first one outside of the trained context (its number), so the
+ * cached tokens were given positions 0 .. tokens - 1, which is where the next one goes on. stream: index of
+ * the next token. */
+struct record_rerotated {
+    uint64_t stream;
+    uint32_t tokens, position;
+    uint64_t micros;
 };
 struct record_lost { /* records that were overwritten before an attach */
     uint64_t first_seq, count;

@@ -72,6 +72,9 @@ static const struct option_row options[] = {
      "budget (default), prefill_end"},
     {"kv-type", 0, KIND_STRING, OPT_SESSION, AT(session.kv_type), "TYPE",
      "f16 (default), f32, bf16, q8_0"},
+    {"positions", 0, KIND_STRING, OPT_SESSION, AT(session.positions), "NAME",
+     "at the end of the trained context: keep (default), the session ends; rerotate, what is "
+     "cached is renumbered and it goes on"},
     {"name", 'n', KIND_STRING, OPT_SESSION, AT(session.name), "NAME",
      "a session that outlives the command and can be attached to again"},
     {"chat-template", 0, KIND_STRING, OPT_SESSION, AT(session.chat_template), "NAME",

@@ -46,6 +46,8 @@ static enum same option_compare(const struct args *a, const char *name, backcast
         return same_text(o->policy, info->policy);
     if (strcmp(name, "chat-template") == 0)
         return same_text(o->chat_template, info->chat_template);
+    if (strcmp(name, "positions") == 0)
+        return same_text(o->positions, info->positions);
     if (strcmp(name, "recent-tokens") == 0)
         return o->recent_tokens == BACKCAST_RECENT_AUTO  ? UNTOLD
                : o->recent_tokens == info->recent_tokens ? SAME

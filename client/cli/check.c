@@ -19,6 +19,7 @@ static const char *const policies[] = {"counter_causal_fast",
                                        NULL};
 static const char *const scores[] = {"logit", "logprob", NULL};
 static const char *const triggers[] = {"budget", "prefill_end", NULL};
+static const char *const positions[] = {"keep", "rerotate", NULL};
 static const char *const kv_types[] = {"f16", "f32", "bf16", "q8_0", NULL};
 
 static int one_of(const char *option, const char *given, const char *const *known, struct err *e)
@@ -57,6 +58,7 @@ static int session_check(const struct args *a, struct err *e)
     if ((rc = one_of("policy", o->policy, policies, e)) < 0 ||
         (rc = one_of("score", o->score, scores, e)) < 0 ||
         (rc = one_of("trigger", o->trigger, triggers, e)) < 0 ||
+        (rc = one_of("positions", o->positions, positions, e)) < 0 ||
         (rc = one_of("kv-type", o->kv_type, kv_types, e)) < 0)
         return rc;
     if (o->span != BACKCAST_DEFAULT && (o->span % 2 == 0 || o->span > SPAN_MAX))

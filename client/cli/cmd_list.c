@@ -14,6 +14,8 @@ void session_json(struct json *j, const struct backcast_session_stat *s)
     json_text(j, "model", s->model);
     json_text(j, "policy", s->policy);
     json_text(j, "kv_type", s->kv_type);
+    if (s->positions[0] != '\0')
+        json_text(j, "positions", s->positions);
     json_text(j, "state", s->state);
     json_text(j, "client", s->client);
     json_uint(j, "tokens", s->tokens);
@@ -175,10 +177,11 @@ static void session_print(const struct backcast_session_stat *s)
     char b[24], c[24], t[24];
 
     printf("session        %llu\nname           %s\nuid            %u\nclient         %s\n"
-           "state          %s\nmodel          %s\npolicy         %s\nkv type        %s\n",
+           "state          %s\nmodel          %s\npolicy         %s\nkv type        %s\n"
+           "positions      %s\n",
            (unsigned long long)s->id, s->name[0] != '\0' ? s->name : "-", s->uid,
            s->client[0] != '\0' ? s->client : "- (nobody is attached)", s->state, s->model,
-           s->policy, s->kv_type);
+           s->policy, s->kv_type, s->positions[0] != '\0' ? s->positions : "-");
     printf("tokens         %u cached", s->tokens);
     if (s->budget_tokens > 0)
         printf(", budget %u, keep %u, frozen %u, recent %u", s->budget_tokens, s->keep_tokens,

@@ -110,6 +110,16 @@ void prune_text(const struct transcript *t, const struct backcast_event *ev, cha
     }
 }
 
+void rerotated_text(const struct backcast_event *ev, char *buf, size_t len)
+{
+    char time[24];
+
+    snprintf(buf, len,
+             "positions: %u would be the first beyond the trained context, so the %u cached tokens "
+             "were renumbered in %s",
+             ev->rerotated.position, ev->rerotated.tokens, micros_text(ev->rerotated.micros, time));
+}
+
 static void end_tell(struct watch *w, const struct backcast_event *ev)
 {
     struct backcast_session_info info;
@@ -159,13 +169,11 @@ static void pruned_json(struct json *j, const struct backcast_event *ev)
 
 void event_json(FILE *f, const struct backcast_event *ev, bool replay)
 {
-    static const char *const names[] = {[BACKCAST_TEXT] = "text",
-                                        [BACKCAST_LOGPROB] = "logprob",
-                                        [BACKCAST_PROGRESS] = "progress",
-                                        [BACKCAST_PRUNED] = "pruned",
-                                        [BACKCAST_SCORES] = "scores",
-                                        [BACKCAST_LOST] = "lost",
-                                        [BACKCAST_END] = "end"};
+    static const char *const names[] = {
+        [BACKCAST_TEXT] = "text",         [BACKCAST_LOGPROB] = "logprob",
+        [BACKCAST_PROGRESS] = "progress", [BACKCAST_PRUNED] = "pruned",
+        [BACKCAST_SCORES] = "scores",     [BACKCAST_LOST] = "lost",
+        [BACKCAST_END] = "end",           [BACKCAST_REROTATED] = "rerotated"};
     struct json j = json_start(f);
 
     json_open(&j, NULL, '{');
@@ -198,6 +206,11 @@ void event_json(FILE *f, const struct backcast_event *ev, bool replay)
         json_uint(&j, "total", ev->progress.total);
     } else if (ev->type == BACKCAST_PRUNED) {
         pruned_json(&j, ev);
+    } else if (ev->type == BACKCAST_REROTATED) {
+        json_uint(&j, "stream", ev->rerotated.stream);
+        json_uint(&j, "position", ev->rerotated.position);
+        json_uint(&j, "tokens", ev->rerotated.tokens);
+        json_uint(&j, "micros", ev->rerotated.micros);
     } else if (ev->type == BACKCAST_LOST) {
         json_uint(&j, "first_seq", ev->lost.first_seq);
         json_uint(&j, "count", ev->lost.count);
@@ -261,6 +274,9 @@ static void show(struct watch *w, const struct backcast_event *ev)
         bar_draw("reading", ev->progress.done, ev->progress.total, "tokens");
     } else if (ev->type == BACKCAST_PRUNED && !w->a->quiet) {
         prune_text(w->t, ev, line, sizeof(line));
+        tell(w, line);
+    } else if (ev->type == BACKCAST_REROTATED && !w->a->quiet) {
+        rerotated_text(ev, line, sizeof(line));
         tell(w, line);
     } else if (ev->type == BACKCAST_END) {
         bar_clear();

@@ -41,6 +41,8 @@ void watch_drain(struct watch *w);
 int watch_replay(struct watch *w);
 /* The rest of an answer whose connection was lost and has been made again. A cli_exit. */
 int watch_resume(struct watch *w);
+/* The same for one REROTATED event. */
+void rerotated_text(const struct backcast_event *ev, char *buf, size_t len);
 /* "forgot 128 of 512 tokens ..." for one PRUNED event, into buf. */
 void prune_text(const struct transcript *t, const struct backcast_event *ev, char *buf, size_t len);
 void event_json(FILE *f, const struct backcast_event *ev, bool replay);

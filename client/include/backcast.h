@@ -110,10 +110,13 @@ struct backcast_session_options {
     const char *chat_template; /* NULL: the file's */
     uint64_t seed;             /* policy "random" */
     int priority;
-    uint32_t ring_bytes; /* 0: 64 KiB each direction */
-    uint32_t weight;     /* 1..1000: its part of the memory that is guaranteed; 0: 1 */
-    int durable;         /* with a name: it outlives the daemon, however that ends; what was
+    uint32_t ring_bytes;   /* 0: 64 KiB each direction */
+    uint32_t weight;       /* 1..1000: its part of the memory that is guaranteed; 0: 1 */
+    int durable;           /* with a name: it outlives the daemon, however that ends; what was
                             delivered is never forgotten, and an answer under way goes on */
+    const char *positions; /* "keep" | "rerotate"; NULL: "keep". Where the model's trained context
+                              ends: the session ends; or what is cached is renumbered, with an event,
+                              and it goes on, for ever (budget_tokens <= context_tokens) */
 };
 void backcast_session_options_init(struct backcast_session_options *opt);
 /* opt NULL: all defaults. */
@@ -131,6 +134,7 @@ struct backcast_session_info {
     uint32_t budget_tokens, keep_tokens, recent_tokens, frozen_tokens, bytes_per_token,
         context_tokens;
     const char *model, *policy, *name, *chat_template; /* live as long as the session */
+    const char *positions;                             /* "keep" | "rerotate"; "": not told */
 };
 int backcast_session_info(const backcast_session *s, struct backcast_session_info *ret);
 
@@ -172,7 +176,8 @@ enum backcast_event_type {
     BACKCAST_PRUNED,
     BACKCAST_SCORES,
     BACKCAST_LOST,
-    BACKCAST_END
+    BACKCAST_END,
+    BACKCAST_REROTATED
 };
 struct backcast_range {
     uint64_t first, count;
@@ -183,7 +188,7 @@ struct backcast_top {
 };
 struct backcast_score {
     uint64_t stream;
-    int32_t id, position;
+    int32_t id, position; /* position -1: of a dropped token, in a session that was renumbered */
     float score;
     uint32_t flags; /* 1 frozen, 2 recent, 4 dropped (backcast_session_map) */
 };
@@ -240,6 +245,13 @@ struct backcast_event {
         const char *dropped_why;
         uint32_t tokens_adopted; /* of tokens_in: not evaluated, another session's cache had them */
     } end;
+    /* positions "rerotate": the next token, number `stream`, would have been at `position`, the first
+     * one outside of the trained context; the cached ones are at 0 .. tokens - 1 now, and it goes on
+     * behind them */
+    struct {
+        uint64_t stream, micros;
+        uint32_t tokens, position;
+    } rerotated;
 };
 /* The next event of any session of c, sessions in turn. timeout_ms -1: wait; 0: only what is there.
  * 1 event; 0 timeout, or a signal arrived; < 0 error (events that arrived before an error are handed
@@ -297,6 +309,7 @@ struct backcast_session_stat {
     uint64_t bytes_other;      /* beside bytes_held: policy, prompt under way, scratch */
     uint64_t
         rows_moved; /* tokens whose K and V were copied to give pages back; a prune copies none */
+    const char *positions; /* "keep" | "rerotate"; "": from the stats page, or an older daemon */
 };
 struct backcast_model_stat {
     const char *name, *family, *path, *backend, *chat_template;

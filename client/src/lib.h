@@ -61,8 +61,8 @@ struct backcast_session {
     struct backcast_session *next;
     uint64_t id, generation;
     uint8_t token[16];
-    struct backcast_session_info info; /* strings point into the four below */
-    char model[256], policy[64], name[72], chat_template[64];
+    struct backcast_session_info info; /* strings point into the five below */
+    char model[256], policy[64], name[72], chat_template[64], positions[16];
     struct ring_region *d2c, *c2d; /* NULL: no rings (dead) */
     uint64_t ring_size;
     int bell_in, bell_out; /* -1: none */

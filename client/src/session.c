@@ -226,6 +226,7 @@ static int session_fill(backcast_session *s, const Backcast__SessionOpened *r, i
     bytes_copy(s->policy, sizeof(s->policy), &r->policy);
     bytes_copy(s->name, sizeof(s->name), &r->name);
     bytes_copy(s->chat_template, sizeof(s->chat_template), &r->chat_template);
+    bytes_copy(s->positions, sizeof(s->positions), &r->positions);
     s->info = (struct backcast_session_info){
         .id = r->session,
         .budget_bytes = r->budget_bytes,
@@ -241,6 +242,7 @@ static int session_fill(backcast_session *s, const Backcast__SessionOpened *r, i
         .policy = s->policy,
         .name = s->name[0] != '\0' ? s->name : NULL,
         .chat_template = s->chat_template,
+        .positions = s->positions,
     };
     return rings_open(s, fds, n_fds, r->generation);
 }
@@ -310,11 +312,16 @@ int backcast_session_open(backcast *c, const struct backcast_session_options *op
     fail_clear(c);
     if ((rc = conn_check(c)) < 0 || (rc = options_take(c, opt, &o)) < 0)
         return rc;
+    if (o.positions != NULL && strcmp(o.positions, "keep") != 0 &&
+        !(c->features & FEATURE_POSITIONS)) /* it would end, and nobody was told */
+        return fail(&c->fail, BACKCAST_EUNSUPPORTED, "positions",
+                    "this daemon does not know positions \"%.20s\"", o.positions);
     text_set(&m.has_model, &m.model, o.model);
     text_set(&m.has_policy, &m.policy, o.policy);
     text_set(&m.has_score, &m.score, o.score);
     text_set(&m.has_trigger, &m.trigger, o.trigger);
     text_set(&m.has_kv_type, &m.kv_type, o.kv_type);
+    text_set(&m.has_positions, &m.positions, o.positions);
     text_set(&m.has_name, &m.name, o.name);
     text_set(&m.has_chat_template, &m.chat_template, o.chat_template);
     m.has_budget_bytes = o.budget_bytes != 0;

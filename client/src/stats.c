@@ -30,7 +30,7 @@ static size_t strings_size(const Backcast__StatReply *r)
     for (size_t i = 0; i < r->n_sessions; i++) {
         const Backcast__SessionStat *s = r->sessions[i];
         n += s->name.len + s->model.len + s->policy.len + s->kv_type.len + s->state.len +
-             s->client.len + 6;
+             s->client.len + s->positions.len + 7;
     }
     for (size_t i = 0; i < r->n_models; i++) {
         const Backcast__ModelStat *m = r->models[i];
@@ -53,6 +53,7 @@ static void session_put(const Backcast__SessionStat *m, char **at,
         .kv_type = string_put(at, &m->kv_type),
         .state = string_put(at, &m->state),
         .client = string_put(at, &m->client),
+        .positions = string_put(at, &m->positions),
         .tokens = m->tokens,
         .budget_tokens = m->budget_tokens,
         .keep_tokens = m->keep_tokens,
@@ -158,6 +159,7 @@ static void entry_put(const struct stat_entry *e, uint64_t now, struct backcast_
         .kv_type = e->kv_type,
         .state = e->state,
         .client = e->client,
+        .positions = "",
         .tokens = e->tokens,
         .budget_tokens = e->budget_tokens,
         .keep_tokens = e->keep_tokens,

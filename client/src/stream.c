@@ -269,6 +269,21 @@ static int scores_event(backcast_session *s, uint32_t len, struct backcast_event
     return 1;
 }
 
+static int rerotated_event(backcast_session *s, uint32_t len, struct backcast_event *ev)
+{
+    struct record_rerotated r;
+
+    if (len < sizeof(r))
+        return lie(s, "a REROTATED record that is too short");
+    memcpy(&r, s->c->record, sizeof(r));
+    ev->type = BACKCAST_REROTATED;
+    ev->rerotated.stream = r.stream;
+    ev->rerotated.tokens = r.tokens;
+    ev->rerotated.position = r.position;
+    ev->rerotated.micros = r.micros;
+    return 1;
+}
+
 /* Bits of a record's flags as words. */
 static const char *why_text(backcast *c, uint16_t flags)
 {
@@ -343,6 +358,8 @@ int stream_event(backcast_session *s, const struct record_head *h, struct backca
         return 1;
     case RECORD_END:
         return end_event(s, h, ev);
+    case RECORD_REROTATED:
+        return rerotated_event(s, h->len, ev);
     default: /* of a later version: nothing that this one promises is in it */
         return 0;
     }

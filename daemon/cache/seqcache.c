@@ -179,6 +179,15 @@ void seqcache_evict(struct seqcache *s, const uint32_t *keep, uint32_t n_keep)
     pages_forget(s);
 }
 
+void seqcache_renumber(struct seqcache *s)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        bc_assert(s->positions[i] == (int32_t)i || writable(s, page_of_slot(s->slots[i])));
+        s->positions[i] = (int32_t)i;
+    }
+}
+
 /* ---- counting -------------------------------------------------------------------------------- */
 
 size_t seqcache_bytes_live(const struct seqcache *s)

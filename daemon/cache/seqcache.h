@@ -2,7 +2,7 @@
  *
  *   index      0      1      2      3        (cache order = token order)
  *   id         17     3      90     4        token
- *   position   0      1      7      8        given once: keys keep their rotation
+ *   position   0      1      7      8        keys are rotated to it; given once, unless renumbered
  *   stream     0      1      7      8        count of the token in the session's life
  *   slot       64     65     71     3        page * 64 + row in the pool
  *
@@ -77,6 +77,19 @@ void seqcache_clear(struct seqcache *s);
 uint32_t seqcache_compact(struct seqcache *s);
 /* The same, with room for n_room more rows left. */
 uint32_t seqcache_compact_room(struct seqcache *s, uint32_t n_room);
+
+/* ---- positions */
+
+/* Renumbering: cached token i gets position i. Its keys are turned by whoever asks for it, between the two calls:
+ *   seqcache_renumber_reserve   rows whose position changes lie in pages of this sequence's own: those in
+ *                               pages that others hold are copied out of them. All or nothing: BC_EBUDGET,
+ *                               BC_ENOMEM. It holds no more pages afterwards than before.
+ *   seqcache_renumber           the positions. The pages must still be its own: asserted.
+ * A row that was turned is no beginning of a prompt any more: its position is less than its stream
+ * index, so seqcache_pristine is false. One that was not has all of its bits. */
+uint32_t seqcache_renumber_pages(struct seqcache *s); /* that the first would take */
+int seqcache_renumber_reserve(struct seqcache *s, struct err *e);
+void seqcache_renumber(struct seqcache *s);
 
 /* ---- sharing */
 

@@ -259,6 +259,47 @@ int seqcache_reserve(struct seqcache *s, uint32_t n, struct err *e)
     return seqcache_reserve_within(s, n, UINT32_MAX, e);
 }
 
+/* ---- renumbering ---- */
+
+/* Marks the pages that rows whose position changes must leave, because others hold them; what only the index
+ * holds beside this sequence is taken out of it. Returns how many pages must be taken for their rows. */
+static uint32_t renumber_plan(struct seqcache *s)
+{
+    uint64_t n_out = 0;
+    for (uint32_t i = 0; i < s->n_rows; i++)
+        if (s->positions[i] != (int32_t)i && !others_hold(s, page_of_slot(s->slots[i])))
+            pool_withdraw(s->pool, page_of_slot(s->slots[i]));
+    seqcache_settle(s);
+    pages_count(s);
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        struct page_use *u = page_of(s, s->slots[i], s->n_pages);
+        if (s->positions[i] == (int32_t)i || u->leaves || writable(s, u->page))
+            continue;
+        u->leaves = true;
+        n_out += u->n_live;
+    }
+    uint32_t n_free = s->n_usable - s->n_rows;
+    return n_out > n_free ? pages_of_rows(n_out - n_free) : 0;
+}
+
+uint32_t seqcache_renumber_pages(struct seqcache *s)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    return renumber_plan(s);
+}
+
+int seqcache_renumber_reserve(struct seqcache *s, struct err *e)
+{
+    MAGIC_OK(s, SEQCACHE_MAGIC);
+    uint32_t more = renumber_plan(s), before = s->n_pages;
+    int rc = more > 0 ? pages_add(s, more, e) : 0;
+    if (rc < 0)
+        return rc;
+    pages_empty(s);
+    bc_assert(s->n_pages <= before);
+    return 0;
+}
+
 /* The slots of all pages, those of the rows first. */
 static void slots_place(struct seqcache *s, const struct seqcache_rows *rows, uint8_t *used)
 {

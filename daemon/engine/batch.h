@@ -24,7 +24,9 @@ struct batch_entry {
     uint32_t first_out; /* into batch.logits */
     uint32_t query;     /* into batch.queries; BATCH_NONE */
     bool decode;
-    int32_t picked; /* the next token; -1: none is wanted */
+    int32_t picked;       /* the next token; -1: none is wanted */
+    bool renumbered;      /* its cache, before these rows went in: positions.c */
+    uint64_t renumber_us; /* what that took */
 };
 
 struct batch {

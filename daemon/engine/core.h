@@ -159,7 +159,10 @@ struct session {
     struct replay *replay, *replay_after; /* under way; due when its snapshot is back */
     uint64_t snapshot_mark;
 
-    uint64_t stream; /* tokens ever cached: index and position of the next one */
+    uint64_t stream; /* tokens ever cached: index of the next one */
+    /* its position is stream - position_zero: 0 unless the cache was renumbered */
+    uint64_t position_zero;
+    bool rerotate;
     bool has_pending;
     int32_t pending; /* sampled, not evaluated yet */
     enum chat_state chat_state;
@@ -523,6 +526,20 @@ bool pressure_waits(struct engine *en, struct session *s, const struct err *e);
 /* The same for what pressure_admits refused: only who leaves can help. */
 bool pressure_passes(struct engine *en, const struct session *s, const struct err *e);
 void budgets_check(struct engine *en);
+
+/* positions.c */
+int positions_named(const char *name, bool *ret_rerotate, struct err *e); /* NULL, "": keep */
+const char *positions_name(const struct session *s);
+/* Whether s can have these parameters, as far as its positions are concerned. */
+int positions_check(const struct session *s, const struct evict_params *p, struct err *e);
+uint64_t positions_next(const struct session *s);
+/* Whether the cache must be renumbered before the next row goes in. */
+bool positions_due(const struct session *s);
+/* Rows that may go in until then, or behind it if it is due. */
+uint32_t positions_room(const struct session *s);
+/* It is due, its pages are its own, and the rows of x follow. */
+void positions_renumber(struct session *s, struct batch_entry *x);
+void positions_report(struct engine *en, struct session *s, const struct batch_entry *x);
 
 /* prune.c */
 void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,

@@ -153,8 +153,9 @@ struct generate_options {
     bool prompt_logprobs, ignore_end;
 };
 /* Whether a session could be opened with these, as far as that can be told without a model: a
- * budget in bytes is not judged. kv_type NULL: f16. */
-int engine_session_check(const struct evict_request *r, const char *kv_type, struct err *e);
+ * budget in bytes is not judged. kv_type NULL: f16; positions NULL: keep. */
+int engine_session_check(const struct evict_request *r, const char *kv_type, const char *positions,
+                         struct err *e);
 void generate_options_init(
     struct generate_options *o); /* the daemon's defaults: greedy, 512 tokens */
 int generate_options_check(const struct generate_options *o,
@@ -174,7 +175,8 @@ struct command {
         uint64_t serial;
         struct model_ref *m; /* of a prompt on its way through intake */
         struct chat *chat;
-        bool fresh; /* the prompt opens the session's stream */
+        bool fresh;   /* the prompt opens the session's stream */
+        bool endless; /* its session's positions never end */
         bool holds_port;
         struct transfer *transfer; /* of a RESTORE that waits for its model */
     } own;
@@ -182,7 +184,8 @@ struct command {
         struct {
             struct evict_request evict; /* strings point into `strings` */
             const char *model, *kv_type, *name, *chat_template;
-            char *strings; /* one allocation, freed with the command; NULL: none */
+            const char *positions; /* "rerotate"; NULL, "keep": see positions.c */
+            char *strings;         /* one allocation, freed with the command; NULL: none */
             char client[64];
             int32_t priority;
             uint32_t weight;           /* 0: 1 */
@@ -270,6 +273,7 @@ enum report_type {
     REP_SCORES,
     REP_END,
     REP_LOST, /* records that an earlier daemon made and this one cannot */
+    REP_REROTATED,
 };
 struct report_top {
     int32_t id;
@@ -285,7 +289,8 @@ struct report_session { /* for REP_OPENED, REP_ATTACHED, REP_BUDGET and each ses
     uint64_t id, budget_bytes, guaranteed, page_bytes, row_bytes, live, held, shared, other, prunes,
         dropped, tokens_in, tokens_out, prune_micros, last_use_us, rows_moved;
     uint32_t uid, budget, keep, frozen, recent, tokens, context;
-    char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32];
+    char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32],
+        positions[12];
     bool attached;
 };
 #define REPORT_SAVED_MAX 256 /* files of one REP_SAVED */
@@ -332,6 +337,10 @@ struct report {
             uint32_t n_ranges;
             struct evict_range *ranges; /* inside the allocation */
         } pruned;
+        struct {
+            uint64_t stream, micros;
+            uint32_t tokens, position;
+        } rerotated;
         struct {
             uint32_t n, total, offset;
             struct report_score *rows;

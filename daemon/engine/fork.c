@@ -72,6 +72,7 @@ static int fork_make(struct engine *en, struct session *s, struct command *c, st
     struct session *f;
     open.u.open.evict = s->ask;
     open.u.open.kv_type = kn_kv_type_find(s->kv_type)->name;
+    open.u.open.positions = positions_name(s);
     open.u.open.name = c->u.fork.name;
     open.u.open.chat_template = sess_template(s);
     open.u.open.priority = s->priority;

@@ -81,8 +81,9 @@ static int check_length(const struct command *c, struct err *e)
         return BC_OK;
     return err_amount(e, BC_ECONTEXT, "text", c->u.generate.len / piece, context,
                       "%zu bytes of prompt: the model was trained on texts of %llu tokens, each "
-                      "of %zu bytes at most",
-                      c->u.generate.len, (unsigned long long)context, piece);
+                      "of %zu bytes at most%s",
+                      c->u.generate.len, (unsigned long long)context, piece,
+                      c->own.endless ? "; what is longer must come in parts" : "");
 }
 
 static void intake_run(struct engine *en, struct command *c)

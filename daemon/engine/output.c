@@ -162,7 +162,7 @@ static void deliver_token(struct engine *en, const struct batch *b, const struct
         request_finish(en, s, END_STOP);
     else if (q->tokens_out >= q->max_tokens)
         request_finish(en, s, END_LENGTH);
-    else if (context > 0 && s->stream >= context)
+    else if (!s->rerotate && context > 0 && s->stream >= context)
         request_finish(en, s, END_CONTEXT);
 }
 
@@ -197,6 +197,8 @@ void deliver_batch(struct engine *en)
                 continue;
             }
             durable_step(s, x->n, x->picked);
+            if (x->renumbered)
+                positions_report(en, s, x);
             if (!x->decode && !deliver_prompt(en, &m->batch, x))
                 continue;
             if (s->req->max_tokens == 0)

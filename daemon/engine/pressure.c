@@ -387,12 +387,42 @@ static void gate_take(struct engine *en, struct batch_entry *b, uint32_t rows, u
         end_budget(en, b, &e);
 }
 
+/* Keys that are about to be turned and lie in pages that others read get a place of their own. False: not in this pass. */
+static bool gate_positions(struct engine *en, struct batch_entry *b)
+{
+    struct session *s = b->s;
+    struct err e = {0};
+    uint64_t page = pool_page_bytes(s->pool);
+    uint64_t need = seqcache_renumber_pages(s->cache) * page;
+    bool room = fits(en, s, need);
+    if (room) /* holes may have been closed for it: then fewer slots are free */
+        room = fits(en, s, need = seqcache_renumber_pages(s->cache) * page);
+    if (!room && ladder(en, s, need, short_of(en, s, need), over_zero(need, bytes_left(en, s)))) {
+        b->n = 0;
+        return false;
+    }
+    int rc = room ? seqcache_renumber_reserve(s->cache, &e)
+                  : no_memory(en, s, need, bytes_left(en, s), &e);
+    if (rc == BC_ENOMEM && device_full(en, s, need)) {
+        b->n = 0;
+        return false;
+    }
+    if (rc == BC_EDEVICE)
+        engine_fail(en, &e);
+    else if (rc < 0)
+        end_budget(en, b, &e);
+    return rc == BC_OK;
+}
+
 /* Step 3: pages for the rows. */
 static void gate_pages(struct engine *en, struct batch_entry *b)
 {
     struct session *s = b->s;
     struct err e = {0};
+    if (positions_due(s) && !gate_positions(en, b))
+        return;
     b->n = BC_MIN(b->n, budget_room(evict_params(s->ev), seqcache_count(s->cache)));
+    b->n = BC_MIN(b->n, positions_room(s));
     bc_assert(b->n > 0);
     uint32_t rows = promised(s) ? s->req->n - s->req->done : b->n;
     if (s->budget_bytes > budget_bytes(evict_params(s->ev), pool_page_bytes(s->pool)))

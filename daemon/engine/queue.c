@@ -98,6 +98,7 @@ static bool to_intake(struct engine *en, struct command *c)
     c->own.m = s->m;
     c->own.chat = s->chat;
     c->own.fresh = f->fresh;
+    c->own.endless = s->rerotate; /* for life, as m and chat are */
     c->u.generate.chat = f->chat;
     s->m->prompts++;
     return true;

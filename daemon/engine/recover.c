@@ -146,6 +146,7 @@ static int session_make(struct engine *en, const struct story *st, struct sessio
     struct session *s;
     open.u.open.evict = b->ask;
     open.u.open.kv_type = b->kv_type;
+    open.u.open.positions = b->rerotate ? "rerotate" : "keep";
     open.u.open.name = b->name;
     open.u.open.chat_template = b->chat_template;
     open.u.open.priority = b->priority;

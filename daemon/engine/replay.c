@@ -82,7 +82,7 @@ static int do_params(struct engine *en, struct session *s, const struct replay_o
     struct bytes_in in = {.at = s->replay->blob.at + op->at, .n = op->len};
     struct evict_params p;
     int rc = evict_request_get(&in, &s->ask, e);
-    if (rc < 0 || (rc = evict_params_get(&in, &p, e)) < 0 ||
+    if (rc < 0 || (rc = evict_params_get(&in, &p, e)) < 0 || (rc = positions_check(s, &p, e)) < 0 ||
         (rc = evict_set_params(s->ev, &p, e)) < 0)
         return rc;
     s->frozen_auto = p.frozen == EVICT_FROZEN_AUTO;
@@ -148,7 +148,7 @@ static void resume(struct engine *en, struct session *s, struct replay *r)
         request_finish(en, s, END_STOP);
     else if (q->tokens_out >= q->max_tokens)
         request_finish(en, s, END_LENGTH);
-    else if (context > 0 && s->stream >= context)
+    else if (!s->rerotate && context > 0 && s->stream >= context)
         request_finish(en, s, END_CONTEXT);
 }
 
@@ -156,7 +156,7 @@ static void replay_done(struct engine *en, struct session *s)
 {
     struct replay *r = s->replay;
     const struct sess_state *end = r->end;
-    bc_assert(s->stream == end->stream);
+    bc_assert(s->stream == end->stream && s->position_zero == end->position_zero);
     s->has_pending = end->has_pending;
     s->pending = end->pending;
     s->chat_state = end->chat;

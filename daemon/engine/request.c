@@ -25,7 +25,7 @@ static int check_ids(const struct session *s, const struct command *c, uint64_t 
         if (c->u.generate.ids[i] < 0 || (uint32_t)c->u.generate.ids[i] >= n_vocab)
             return err_set(e, BC_EINVALID, field, "token %d at place %zu: must be 0 to %u",
                            c->u.generate.ids[i], i, n_vocab - 1);
-    if (context > 0 && s->stream + n > context)
+    if (!s->rerotate && context > 0 && s->stream + n > context)
         return err_amount(e, BC_ECONTEXT, field, s->stream + n, context,
                           "the prompt ends at token %" PRIu64
                           ", the model was trained on texts of %u",

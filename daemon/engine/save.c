@@ -151,6 +151,7 @@ static int restore_session(struct engine *en, struct transfer *t, const struct s
     struct session *s;
     open.u.open.evict = st->ask;
     open.u.open.kv_type = st->kv_type;
+    open.u.open.positions = st->rerotate ? "rerotate" : "keep";
     open.u.open.name = c->u.restore.name;
     open.u.open.chat_template = st->chat_template;
     open.u.open.priority = st->priority;

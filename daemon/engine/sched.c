@@ -158,6 +158,8 @@ static void entry_fill(struct batch *b, struct batch_entry *x, uint32_t seq)
     x->first_out = b->n_outs;
     bc_assert(row + x->n <= b->rows_max && x->first_out + x->n_out <= b->outs_max);
     memcpy(b->ids + row, ids, x->n * sizeof *ids);
+    if (positions_due(s))
+        positions_renumber(s, x);
     sess_append(s, b->ids + row, x->n);
     const uint32_t *slots = seqcache_slots(s->cache);
     const int32_t *positions = seqcache_positions(s->cache);

@@ -115,6 +115,12 @@ static struct report_score cached_row(const struct session *s, uint32_t at)
     };
 }
 
+/* Where a token was that is not cached any more; -1: it may have been renumbered since. */
+static int32_t dropped_position(const struct session *s, uint64_t stream)
+{
+    return s->position_zero == 0 ? (int32_t)stream : -1;
+}
+
 /* All rows, in the order of the stream. */
 static void rows_make(struct session *s)
 {
@@ -129,7 +135,7 @@ static void rows_make(struct session *s)
         } else {
             job->row[i] = (struct report_score){.stream = next,
                                                 .id = s->recent[next % s->n_recent],
-                                                .position = (int32_t)next,
+                                                .position = dropped_position(s, next),
                                                 .flags = SCORE_DROPPED};
             next++;
         }

@@ -73,12 +73,16 @@ static int check_kv_type(const char *name, enum kn_type *ret, struct err *e)
     return BC_OK;
 }
 
-int engine_session_check(const struct evict_request *r, const char *kv_type, struct err *e)
+int engine_session_check(const struct evict_request *r, const char *kv_type, const char *positions,
+                         struct err *e)
 {
     struct evict_request ask = *r;
     struct evict_params p;
     enum kn_type kv;
+    bool rerotate;
     int rc = check_kv_type(kv_type, &kv, e);
+    if (rc == BC_OK)
+        rc = positions_named(positions, &rerotate, e);
     if (ask.budget_bytes != 0) { /* how many tokens it is, the model's rows say */
         ask.budget_bytes = 0;
         ask.budget_tokens = POOL_PAGES_MAX * KN_PAGE_ROWS - 1;
@@ -146,6 +150,8 @@ static int open_cache(struct engine *en, struct session *s, const struct command
                           s->budget_bytes, most,
                           "a budget of %llu bytes: the daemon's kv_memory holds %llu",
                           (unsigned long long)s->budget_bytes, (unsigned long long)most);
+    if ((rc = positions_check(s, &p, e)) < 0)
+        return rc;
     if (policy->needs_query && (rc = models_query_space(s->m, e)) < 0)
         return rc;
     if ((rc = evict_open(&s->ev, &p, e)) < 0 || (rc = seqcache_open(&s->cache, s->pool, e)) < 0)
@@ -239,6 +245,7 @@ int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct 
     memcpy(s->client, c->u.open.client, sizeof s->client);
     s->client[sizeof s->client - 1] = '\0';
     if ((rc = check_kv_type(c->u.open.kv_type, &s->kv_type, e)) < 0 ||
+        (rc = positions_named(c->u.open.positions, &s->rerotate, e)) < 0 ||
         (rc = models_chat(m, c->u.open.chat_template, &s->chat, e)) < 0 ||
         (rc = open_cache(en, s, c, e)) < 0)
         goto fail;
@@ -338,7 +345,7 @@ void sess_remember(struct session *s, uint64_t stream)
 
 void sess_append(struct session *s, const int32_t *ids, uint32_t n)
 {
-    seqcache_append(s->cache, n, ids, (int32_t)s->stream, s->stream);
+    seqcache_append(s->cache, n, ids, (int32_t)positions_next(s), s->stream);
     sess_count(s, ids, n);
 }
 
@@ -423,4 +430,5 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
     snprintf(r->state, sizeof r->state, "%s", state_name(en, s));
     snprintf(r->client, sizeof r->client, "%s", s->conn != 0 ? s->client : "");
     snprintf(r->chat_template, sizeof r->chat_template, "%s", chat_name(s->chat));
+    snprintf(r->positions, sizeof r->positions, "%s", positions_name(s));
 }

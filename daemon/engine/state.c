@@ -33,6 +33,8 @@ void sess_state_put(const struct session *s, struct bytes_out *o)
     evict_params_put(evict_params(s->ev), o);
     bytes_put_u32(o, s->frozen_auto);
     bytes_put_u64(o, s->stream);
+    bytes_put_u32(o, s->rerotate);
+    bytes_put_u64(o, s->position_zero);
     bytes_put_u32(o, s->has_pending);
     bytes_put_u32(o, (uint32_t)s->pending);
     bytes_put_u32(o, (uint32_t)s->chat_state);
@@ -58,10 +60,10 @@ int sess_state_get(const void *bytes, size_t n, struct sess_state *st, struct er
     struct bytes_in in = {.at = bytes, .n = n};
     memset(st, 0, sizeof *st);
     uint32_t version = bytes_get_u32(&in);
-    if (!in.failed && version != STATE_VERSION)
+    if (!in.failed && (version < STATE_VERSION_MIN || version > STATE_VERSION))
         return err_set(e, BC_EVERSION, "state",
-                       "the session's state is of version %u, this daemon reads version %u",
-                       version, STATE_VERSION);
+                       "the session's state is of version %u, this daemon reads versions %u to %u",
+                       version, STATE_VERSION_MIN, STATE_VERSION);
     st->uid = bytes_get_u32(&in);
     st->priority = (int32_t)bytes_get_u32(&in);
     st->weight = bytes_get_u32(&in);
@@ -79,6 +81,10 @@ int sess_state_get(const void *bytes, size_t n, struct sess_state *st, struct er
         return rc;
     st->frozen_auto = bytes_get_u32(&in) != 0;
     st->stream = bytes_get_u64(&in);
+    if (version > STATE_VERSION_MIN) {
+        st->rerotate = bytes_get_u32(&in) != 0;
+        st->position_zero = bytes_get_u64(&in);
+    }
     st->has_pending = bytes_get_u32(&in) != 0;
     st->pending = (int32_t)bytes_get_u32(&in);
     uint32_t chat = bytes_get_u32(&in);
@@ -94,6 +100,9 @@ int sess_state_get(const void *bytes, size_t n, struct sess_state *st, struct er
     st->n_policy = in.n;
     if (in.failed)
         return damaged(e, "it ends too early");
+    if (st->position_zero > st->stream || (!st->rerotate && st->position_zero != 0) ||
+        st->stream - st->position_zero > INT32_MAX)
+        return damaged(e, "its next position is none");
     if (chat > CHAT_ENDED || st->frozen_auto != (st->params.frozen == EVICT_FROZEN_AUTO) ||
         strcmp(st->ask.policy, st->params.policy->name) != 0)
         return damaged(e, "its parts contradict each other");
@@ -116,6 +125,7 @@ void sess_state_take(struct session *s, const struct sess_state *st)
     s->ask = st->ask;
     s->frozen_auto = st->frozen_auto;
     s->stream = st->stream;
+    s->position_zero = st->position_zero;
     s->has_pending = st->has_pending;
     s->pending = st->pending;
     s->chat_state = st->chat;
@@ -149,8 +159,9 @@ int sess_state_apply(struct session *s, const struct sess_state *st, uint32_t n_
         return err_amount(e, BC_EBUDGET, "budget_bytes", bytes, most,
                           "its budget of %llu bytes: the daemon's kv_memory holds %llu",
                           (unsigned long long)bytes, (unsigned long long)most);
-    int rc = evict_set_params(s->ev, &st->params, e);
-    if (rc < 0 || (rc = evict_state_get(s->ev, &in, n_rows, e)) < 0)
+    int rc = positions_check(s, &st->params, e);
+    if (rc < 0 || (rc = evict_set_params(s->ev, &st->params, e)) < 0 ||
+        (rc = evict_state_get(s->ev, &in, n_rows, e)) < 0)
         return rc;
     s->budget_bytes = bytes;
     sess_state_take(s, st);

@@ -7,7 +7,8 @@
 #include "evict.h"
 #include "sampler.h"
 
-#define STATE_VERSION 2u
+#define STATE_VERSION 3u
+#define STATE_VERSION_MIN 2u /* without positions: they are kept */
 #define STATE_PATH_MAX 4096
 
 struct session;
@@ -21,7 +22,8 @@ struct sess_state {
     struct evict_request ask;
     struct evict_params params;
     bool frozen_auto, has_pending;
-    uint64_t stream;
+    bool rerotate;
+    uint64_t stream, position_zero;
     int32_t pending;
     enum chat_state chat;
     uint32_t n_recent, dropped_why;

@@ -276,6 +276,25 @@ static void sampled(struct story *st, int32_t id)
     item_add(st, report_of_tokens(end->stream, &id, 1, text, len));
 }
 
+/* The cache was renumbered before these rows, if they would have left the trained context: positions.c does it where the tokens and
+ * evictions so far say, so no record does. True: they leave it even so. */
+static bool renumbered(struct story *st, uint32_t n)
+{
+    struct sess_state *end = st->r->end;
+    uint32_t context = st->m->info.context_train;
+    if (!end->rerotate)
+        return false;
+    if (end->stream - end->position_zero >= context) {
+        struct report *p = report_new(REP_REROTATED, 0);
+        item_add(st, p);
+        p->u.rerotated.stream = end->stream;
+        p->u.rerotated.tokens = st->cached;
+        p->u.rerotated.position = context;
+        end->position_zero = end->stream - st->cached;
+    }
+    return end->stream - end->position_zero + n > context;
+}
+
 static int on_step(struct story *st, struct bytes_in *in, const struct journal_record *r,
                    struct err *e)
 {
@@ -288,6 +307,8 @@ static int on_step(struct story *st, struct bytes_in *in, const struct journal_r
     bool decode = q->done == q->n;
     if (decode ? (n != 1 || !end->has_pending) : n > q->n - q->done)
         return broken(e, r, "more rows than the request has");
+    if (renumbered(st, n))
+        return broken(e, r, "rows beyond the trained context");
     if (!ids_add(st, decode ? &end->pending : q->ids + q->done, n))
         return err_nomem(e, n);
     end->stream += n;

@@ -1,6 +1,6 @@
-/* policy_random.c: a control. Each token draws a number from (seed, its position) and the low ones
- * stay. There is no generator state, so a token has the same number in every refresh and in every
- * replay of the session. */
+/* policy_random.c: a control. Each token draws a number from (seed, its stream index, which is the
+ * position that it was given) and the low ones stay. There is no generator state, so a token has the
+ * same number in every refresh, also after a renumbering, and in every replay of the session. */
 #include "policy.h"
 
 /* splitmix64's finaliser: a bijection of 64 bits in which every input bit changes about half of the
@@ -18,10 +18,10 @@ static int score(struct evict *ev, struct model *m, const struct seqcache *s, fl
                  struct err *e)
 {
     (void)m, (void)e;
-    const int32_t *position = seqcache_positions(s);
+    const uint64_t *stream = seqcache_stream(s);
     uint64_t key = mix(ev->params.seed + GOLDEN);
     for (uint32_t i = 0; i < seqcache_count(s); i++) {
-        uint64_t bits = mix(key + GOLDEN * (uint64_t)(uint32_t)position[i]);
+        uint64_t bits = mix(key + GOLDEN * stream[i]);
         ret_value[i] = (float)(bits >> 40) * 0x1p-24f; /* [0, 1), 24 bits: exact */
     }
     return 0;

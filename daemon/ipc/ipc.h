@@ -50,7 +50,7 @@ struct server_limits {
 
 /* What a session gets where its OpenSession is silent. */
 struct server_defaults {
-    char policy[32], score[16], trigger[16], kv_type[8];
+    char policy[32], score[16], trigger[16], kv_type[8], positions[12];
     uint32_t budget_tokens; /* 0: budget_bytes */
     uint64_t budget_bytes;
     uint32_t keep, span, min_gap, frozen; /* frozen UINT32_MAX: auto */

@@ -84,7 +84,7 @@ int dispatch_hello(struct conn *c, uint32_t id, const ProtobufCMessage *pm, stru
 struct open_texts {
     char model[PATH_BYTES_MAX];
     char policy[WORD_BYTES_MAX], score[WORD_BYTES_MAX], trigger[WORD_BYTES_MAX],
-        kv_type[WORD_BYTES_MAX], chat_template[WORD_BYTES_MAX];
+        kv_type[WORD_BYTES_MAX], chat_template[WORD_BYTES_MAX], positions[WORD_BYTES_MAX];
     char name[NAME_BYTES_MAX];
 };
 
@@ -103,6 +103,8 @@ static int open_texts_read(struct conn *c, const Backcast__OpenSession *m, struc
         rc = field_text("trigger", &m->trigger, t->trigger, sizeof t->trigger, e);
     if (rc == BC_OK && m->has_kv_type)
         rc = field_text("kv_type", &m->kv_type, t->kv_type, sizeof t->kv_type, e);
+    if (rc == BC_OK && m->has_positions)
+        rc = field_text("positions", &m->positions, t->positions, sizeof t->positions, e);
     if (rc == BC_OK && m->has_chat_template)
         rc = field_text("chat_template", &m->chat_template, t->chat_template,
                         sizeof t->chat_template, e);
@@ -160,11 +162,12 @@ static int open_strings(struct command *cmd, const struct open_texts *t,
                           t->trigger[0] != '\0' ? t->trigger : d->trigger,
                           t->kv_type[0] != '\0' ? t->kv_type : d->kv_type,
                           t->name,
-                          t->chat_template};
-    const char **to[] = {&cmd->u.open.model,        &cmd->u.open.evict.policy,
-                         &cmd->u.open.evict.score,  &cmd->u.open.evict.trigger,
-                         &cmd->u.open.kv_type,      &cmd->u.open.name,
-                         &cmd->u.open.chat_template};
+                          t->chat_template,
+                          t->positions[0] != '\0' ? t->positions : d->positions};
+    const char **to[] = {&cmd->u.open.model,         &cmd->u.open.evict.policy,
+                         &cmd->u.open.evict.score,   &cmd->u.open.evict.trigger,
+                         &cmd->u.open.kv_type,       &cmd->u.open.name,
+                         &cmd->u.open.chat_template, &cmd->u.open.positions};
     size_t total = 0;
     for (size_t i = 0; i < ARRAY_LEN(from); i++)
         total += strlen(from[i]) + 1;
@@ -202,12 +205,21 @@ static void open_evict(struct evict_request *r, const Backcast__OpenSession *m,
     r->seed = m->seed;
 }
 
+/* The default is for sessions that can have it: what never prunes, or has no ceiling, keeps its positions. */
+static void open_positions(struct command *cmd, const struct open_texts *t)
+{
+    const struct evict_request *r = &cmd->u.open.evict;
+    bool none = r->policy != NULL && strcmp(r->policy, "none") == 0;
+    if (t->positions[0] == '\0' && (none || (r->budget_bytes == 0 && r->budget_tokens == 0)))
+        cmd->u.open.positions = NULL;
+}
+
 int server_defaults_check(const struct server_defaults *d, struct err *e)
 {
     const Backcast__OpenSession silent = BACKCAST__OPEN_SESSION__INIT;
     struct evict_request r = {.policy = d->policy, .score = d->score, .trigger = d->trigger};
     open_evict(&r, &silent, d);
-    return engine_session_check(&r, d->kv_type, e);
+    return engine_session_check(&r, d->kv_type, d->positions, e);
 }
 
 int dispatch_open(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)
@@ -231,6 +243,7 @@ int dispatch_open(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struc
         (rc = open_strings(cmd, &t, d, e)) < 0)
         goto fail;
     open_evict(&cmd->u.open.evict, m, d);
+    open_positions(cmd, &t);
     snprintf(cmd->u.open.client, sizeof cmd->u.open.client, "%.63s", c->client);
     cmd->u.open.priority = m->priority;
     cmd->u.open.weight = m->weight;

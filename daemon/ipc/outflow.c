@@ -119,6 +119,16 @@ static int emit_pruned(struct stream *st, struct turn *t, const struct report *r
     return 1;
 }
 
+static int emit_rerotated(struct stream *st, struct turn *t, const struct report *r)
+{
+    struct record_rerotated rec = {.stream = r->u.rerotated.stream,
+                                   .tokens = r->u.rerotated.tokens,
+                                   .position = r->u.rerotated.position,
+                                   .micros = r->u.rerotated.micros};
+    struct ring_part part = {&rec, sizeof rec};
+    return emit(st, t, RECORD_REROTATED, 0, &part, 1);
+}
+
 /* part: rows of this report that have gone. The last row of all ends the series. */
 static int emit_scores(struct stream *st, struct turn *t, const struct report *r)
 {
@@ -185,6 +195,8 @@ static int emit_report(struct stream *st, struct turn *t, const struct report *r
         return emit_pruned(st, t, r);
     case REP_SCORES:
         return emit_scores(st, t, r);
+    case REP_REROTATED:
+        return emit_rerotated(st, t, r);
     case REP_LOST:
         return emit_lost(st, t, r);
     default:

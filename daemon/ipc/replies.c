@@ -39,7 +39,7 @@ static void session_opened(struct conn *c, uint32_t id, const struct stream *st,
     m.has_session = m.has_token = m.has_budget_bytes = m.has_budget_tokens = 1;
     m.has_keep_tokens = m.has_bytes_per_token = m.has_context_tokens = m.has_model = 1;
     m.has_policy = m.has_generation = m.has_recent_tokens = m.has_frozen_tokens = 1;
-    m.has_page_bytes = m.has_chat_template = m.has_last_seq = 1;
+    m.has_page_bytes = m.has_chat_template = m.has_last_seq = m.has_positions = 1;
     m.session = info->id;
     m.token = (ProtobufCBinaryData){STREAM_TOKEN_BYTES, (uint8_t *)(uintptr_t)st->token};
     m.budget_bytes = info->budget_bytes;
@@ -57,6 +57,7 @@ static void session_opened(struct conn *c, uint32_t id, const struct stream *st,
     m.frozen_tokens = info->frozen;
     m.page_bytes = info->page_bytes;
     m.chat_template = text_of(info->chat_template);
+    m.positions = text_of(info->positions);
     conn_reply(c, id, FRAME_SESSION_OPENED, &m.base, fds, 4);
 }
 
@@ -231,7 +232,7 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->has_prunes = m->has_tokens_dropped = m->has_tokens_in = m->has_tokens_out = 1;
     m->has_prune_micros = m->has_idle_micros = m->has_client = 1;
     m->has_frozen_tokens = m->has_recent_tokens = m->has_bytes_other = 1;
-    m->has_bytes_guaranteed = m->has_rows_moved = 1;
+    m->has_bytes_guaranteed = m->has_rows_moved = m->has_positions = 1;
     m->session = i->id;
     m->uid = i->uid;
     m->name = text_of(i->name);
@@ -239,6 +240,7 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->policy = text_of(i->policy);
     m->kv_type = text_of(i->kv_type);
     m->state = text_of(i->state);
+    m->positions = text_of(i->positions);
     m->tokens = i->tokens;
     m->bytes_live = i->live;
     m->bytes_held = i->held;

@@ -8,7 +8,8 @@
 #include "weights.h"
 
 struct arch {
-    const char *name; /* general.architecture, and the prefix of the family's keys */
+    const char *name;            /* general.architecture, and the prefix of the family's keys */
+    enum kn_rope_style key_rope; /* as its layer rotates keys: model_renumber turns them again */
     /* optional: checks beyond hparams_read, and numbers it does not know */
     int (*hparams)(const struct gguf *g, struct hparams *hp, struct err *e);
     /* required: the tensors of layer l */

@@ -70,6 +70,7 @@ static void llama_layer(struct pass *p, const struct layer *w, uint32_t l, unsig
 
 const struct arch arch_llama = {
     .name = "llama",
+    .key_rope = KN_ROPE_PAIRS,
     .load = llama_load,
     .frequencies = llama_frequencies,
     .layer = llama_layer,

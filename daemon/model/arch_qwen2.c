@@ -63,6 +63,7 @@ static void qwen2_layer(struct pass *p, const struct layer *w, uint32_t l, unsig
 
 const struct arch arch_qwen2 = {
     .name = "qwen2",
+    .key_rope = KN_ROPE_HALVES,
     .hparams = qwen2_hparams,
     .load = qwen2_load,
     .layer = qwen2_layer,

@@ -63,6 +63,7 @@ static void qwen3_layer(struct pass *p, const struct layer *w, uint32_t l, unsig
 
 const struct arch arch_qwen3 = {
     .name = "qwen3",
+    .key_rope = KN_ROPE_HALVES,
     .hparams = qwen3_hparams,
     .load = qwen3_load,
     .layer = qwen3_layer,

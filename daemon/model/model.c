@@ -233,3 +233,22 @@ int model_pass_end(struct model *m, struct pass *p, struct err *e)
                        m->kn->failed);
     return BC_OK;
 }
+
+int model_renumber(struct model *m, const struct kn_seq *seq, const int32_t *positions,
+                   struct err *e)
+{
+    MAGIC_OK(m, MODEL_MAGIC);
+    const struct kn_rope r = {
+        .style = m->arch->key_rope,
+        .n_heads = m->hp.n_kv_heads,
+        .head_dim = m->hp.head_dim,
+        .n_rot = m->hp.n_rot,
+        .inv_freq = m->w.inv_freq,
+    };
+
+    m->kn->ops->kv_rotate(m->kn, seq, &r, positions);
+    if (m->kn->ops->status(m->kn) != KN_OK)
+        return err_set(e, BC_EDEVICE, "", "device %s failed while keys were turned: %s",
+                       m->kn->name, m->kn->failed);
+    return BC_OK;
+}

@@ -66,6 +66,12 @@ struct model_out {
 int model_forward(struct model *m, const struct kn_batch *b, const struct model_out *out,
                   struct err *e);
 
+/* Turns the stored keys of a sequence, whose tokens were at `positions` [seq->n], to 0 .. seq->n - 1, in cache order. Values and
+ * hidden rows have no position in them. The pages must be the sequence's own where a position changes, and the
+ * backend have kv_rotate. BC_EDEVICE. */
+int model_renumber(struct model *m, const struct kn_seq *seq, const int32_t *positions,
+                   struct err *e);
+
 /* SCORE: counter-causal scores of cached tokens first .. first+count-1 of one sequence (cache
  * indices). ids, positions: [seq.n] in cache order. full: all layers from the embeddings; fast:
  * last layer only from the stored hidden rows (kv.d_hidden > 0: asserted), without its MLP. Row i

@@ -177,6 +177,7 @@ static const struct kn_ops cpu_ops = {
     .row_logit = cpu_row_logit,
     .row_lse = cpu_row_lse,
     .keys_read = cpu_keys_read,
+    .kv_rotate = cpu_kv_rotate,
     .attention_row = cpu_attention_row,
 };
 

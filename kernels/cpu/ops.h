@@ -35,4 +35,6 @@ void cpu_hidden_read(struct kn *kn, const struct kn_batch *b, const uint32_t *ro
                      float *out);
 void cpu_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32_t first,
                    uint32_t count, float *ret);
+void cpu_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *r,
+                   const int32_t *from);
 #endif

@@ -1,6 +1,7 @@
 /* rows.c: the small ops that go row by row, and rows into and out of the pages. */
 #include "cpu.h"
 #include "kn_kv_addr.h"
+#include "kn_turn.h"
 #include "ops.h"
 #include <math.h>
 
@@ -284,4 +285,56 @@ void cpu_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32
     const struct kn_kv *kv = s->kv;
     kn_assert(first <= s->n && count <= s->n - first && layer < kv->n_layers);
     team_run(j.c->team, keys_items, &j, count, grain(count, (size_t)kv->n_kv_heads * kv->head_dim));
+}
+
+struct turn_job {
+    struct kn_cpu *c;
+    const struct kn_seq *s;
+    const struct kn_rope *r;
+    const int32_t *from;
+};
+
+/* Rows whose angles are at hand together: one head's keys of neighbours lie side by side in a page. */
+#define TURN_ROWS 16u
+
+static void turn_rows(const struct turn_job *j, uint32_t first, uint32_t n)
+{
+    const struct kn_kv *kv = j->s->kv;
+    const struct vec_kernels *vec = j->c->vec;
+    float cos[TURN_ROWS][KN_HEAD_DIM_MAX / 2], sin[TURN_ROWS][KN_HEAD_DIM_MAX / 2];
+    float key[KN_HEAD_DIM_MAX];
+    struct rope_row turn = {.style = j->r->style,
+                            .n_heads = 1,
+                            .head_dim = kv->head_dim,
+                            .n_rot = j->r->n_rot};
+    for (uint32_t i = 0; i < n; i++)
+        kn_turn_angles(j->r, j->from[first + i], (int32_t)(first + i), cos[i], sin[i]);
+    for (uint32_t layer = 0; layer < kv->n_layers; layer++)
+        for (uint32_t h = 0; h < kv->n_kv_heads; h++)
+            for (uint32_t i = 0; i < n; i++) {
+                if (j->from[first + i] == (int32_t)(first + i))
+                    continue;
+                void *line = kn_kv_row(kv, j->s->slots[first + i], layer, KN_KV_K, h);
+                turn.cos = cos[i];
+                turn.sin = sin[i];
+                vec->line_get(kv->type, key, line, kv->head_dim);
+                vec->rope(&turn, key);
+                vec->line_put(kv->type, line, key, kv->head_dim);
+            }
+}
+
+static void turn_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
+{
+    (void)thread;
+    for (uint32_t i = first; i < end; i += TURN_ROWS)
+        turn_rows(ctx, i, KN_MIN(TURN_ROWS, end - i));
+}
+
+void cpu_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *r,
+                   const int32_t *from)
+{
+    struct turn_job j = {.c = cpu_of(kn), .s = s, .r = r, .from = from};
+    const struct kn_kv *kv = s->kv;
+    kn_assert(r->norm == NULL && r->n_heads == kv->n_kv_heads && r->head_dim == kv->head_dim);
+    team_run(j.c->team, turn_items, &j, s->n, TURN_ROWS);
 }

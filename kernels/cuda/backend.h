@@ -478,6 +478,8 @@ void cuda_hidden_read(struct kn *kn, const struct kn_batch *b, const uint32_t *r
                       float *out);
 void cuda_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32_t first,
                     uint32_t count, float *ret);
+void cuda_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *r,
+                    const int32_t *from);
 void run_kv_write(struct cuda *c, const struct op *o);
 void run_hidden_write(struct cuda *c, const struct op *o);
 void run_hidden_read(struct cuda *c, const struct op *o);

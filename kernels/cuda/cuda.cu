@@ -36,6 +36,7 @@ static const struct kn_ops cuda_ops = {
     .row_logit = cuda_row_logit,
     .row_lse = cuda_row_lse,
     .keys_read = cuda_keys_read,
+    .kv_rotate = cuda_kv_rotate,
     .attention_row = cuda_attention_row,
     .select_keep = cuda_select_keep,
     .sample = cuda_sample,

@@ -247,3 +247,59 @@ void cuda_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint3
         fetch(c, ret + (size_t)at * width, c->scratch.x, n * row_bytes);
     }
 }
+
+/* ---- renumbering ---- */
+
+/* One block a cached token: its keys of all layers and heads are turned from position from[token] to first + token (kn_turn.h).
+ * A thread reads and writes whole pairs, so keys are turned in place. */
+__global__ void __launch_bounds__(128)
+    kv_rotate(struct dev_seq s, struct kn_rope r, const uint32_t *slots, const int32_t *from,
+              uint32_t first)
+{
+    DYN_SMEM(float, angles); /* [n_rot / 2] sines, then cosines */
+    int32_t was = from[blockIdx.x], is = (int32_t)(first + blockIdx.x);
+    uint32_t pairs = r.n_rot / 2, slot = slots[blockIdx.x];
+    if (was == is)
+        return;
+    for (uint32_t i = threadIdx.x; i < pairs; i += 128) {
+        float a = __fmul_rn((float)was, r.inv_freq[i]), b = __fmul_rn((float)is, r.inv_freq[i]);
+        double turns = ((double)b - (double)a) * 0.31830988618379067154; /* half turns */
+        turns -= 2.0 * rint(0.5 * turns);
+        sincospif((float)turns, &angles[i], &angles[pairs + i]);
+    }
+    __syncthreads();
+    uint32_t all = s.n_layers * s.n_kv_heads * pairs;
+    for (uint32_t k = threadIdx.x; k < all; k += 128) {
+        uint32_t i = k % pairs, head = k / pairs % s.n_kv_heads, layer = k / pairs / s.n_kv_heads;
+        uint32_t at = r.style == KN_ROPE_PAIRS ? 2 * i : i;
+        uint32_t to = r.style == KN_ROPE_PAIRS ? 2 * i + 1 : i + pairs;
+        uint8_t *key = kv_row(s, slot, layer, 0, head);
+        float *f = (float *)key, sine = angles[i], cosine = angles[pairs + i];
+        half_t *h = (half_t *)key;
+        float x = s.is_half ? h2f(h[at]) : f[at], y = s.is_half ? h2f(h[to]) : f[to];
+        float turned_x = x * cosine - y * sine, turned_y = x * sine + y * cosine;
+        if (s.is_half) {
+            h[at] = f2h(turned_x);
+            h[to] = f2h(turned_y);
+        } else {
+            f[at] = turned_x;
+            f[to] = turned_y;
+        }
+    }
+}
+
+void cuda_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *r,
+                    const int32_t *from)
+{
+    struct cuda *c = cuda_of(kn);
+    const uint32_t piece = SIDE_MAX / 2 / sizeof(uint32_t); /* slots and positions, both good */
+    kn_assert(r->norm == NULL && r->n_heads == s->kv->n_kv_heads && r->head_dim == s->kv->head_dim);
+    capture_flush(c);
+    for (uint32_t at = 0; at < s->n; at += piece) {
+        uint32_t n = KN_MIN(piece, s->n - at);
+        const uint32_t *slots = (const uint32_t *)side_push(c, s->slots + at, n * sizeof *slots);
+        const int32_t *was = (const int32_t *)side_push(c, from + at, n * sizeof *was);
+        KERNEL(c, kv_rotate, dim3(n), dim3(128), r->n_rot * sizeof(float), dev_seq_of(s->kv), *r,
+               slots, was, at);
+    }
+}

@@ -1,7 +1,7 @@
 /* kv.c: rows into pages and out of them. kn_kv_addr.h has the layout. */
 #include "ref.h"
 #include "kn_kv_addr.h"
-#include <math.h>
+#include "kn_turn.h"
 
 void ref_kv_widen(enum kn_type type, const void *src, uint32_t n, float *ret)
 {
@@ -137,4 +137,25 @@ void ref_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32
         for (uint32_t h = 0; h < kv->n_kv_heads; h++, ret += kv->head_dim)
             ref_kv_widen(kv->type, kn_kv_row(kv, s->slots[i], layer, KN_KV_K, h), kv->head_dim,
                          ret);
+}
+
+void ref_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *r,
+                   const int32_t *from)
+{
+    (void)kn;
+    const struct kn_kv *kv = s->kv;
+    float cos[KN_HEAD_DIM_MAX / 2], sin[KN_HEAD_DIM_MAX / 2], key[KN_HEAD_DIM_MAX];
+    kn_assert(r->norm == NULL && r->n_heads == kv->n_kv_heads && r->head_dim == kv->head_dim);
+    for (uint32_t i = 0; i < s->n; i++) {
+        if (from[i] == (int32_t)i)
+            continue;
+        kn_turn_angles(r, from[i], (int32_t)i, cos, sin);
+        for (uint32_t layer = 0; layer < kv->n_layers; layer++)
+            for (uint32_t h = 0; h < kv->n_kv_heads; h++) {
+                void *line = kn_kv_row(kv, s->slots[i], layer, KN_KV_K, h);
+                ref_kv_widen(kv->type, line, kv->head_dim, key);
+                ref_rope_head(r, cos, sin, key);
+                ref_kv_narrow(kv->type, key, kv->head_dim, line);
+            }
+    }
 }

@@ -34,6 +34,7 @@ const struct kn_ops ref_ops = {
     .row_logit = ref_row_logit,
     .row_lse = ref_row_lse,
     .keys_read = ref_keys_read,
+    .kv_rotate = ref_kv_rotate,
     .attention_row = ref_attention_row,
 };
 

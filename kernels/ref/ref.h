@@ -65,6 +65,8 @@ void ref_swiglu(struct kn *kn, float *out, const float *gate, const float *up, s
 void ref_gather_rows(struct kn *kn, float *out, const float *x, const uint32_t *rows, uint32_t n,
                      uint32_t d);
 void ref_rope(struct kn *kn, const struct kn_batch *b, const struct kn_rope *r, float *x);
+/* Turns the leading n_rot values of one head, x [head_dim]. cos, sin: [n_rot / 2] */
+void ref_rope_head(const struct kn_rope *r, const float *cos, const float *sin, float *x);
 
 /* kv.c */
 void ref_batch_begin(struct kn *kn, const struct kn_batch *b);
@@ -77,6 +79,8 @@ void ref_hidden_read(struct kn *kn, const struct kn_batch *b, const uint32_t *ro
                      float *out);
 void ref_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32_t first,
                    uint32_t count, float *ret);
+void ref_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *r,
+                   const int32_t *from);
 /* Elements of a pool (f32 or f16) to and from floats. */
 void ref_kv_widen(enum kn_type type, const void *src, uint32_t n, float *ret);
 void ref_kv_narrow(enum kn_type type, const float *src, uint32_t n, void *ret);

@@ -44,6 +44,16 @@ static void rotate(float *x, uint32_t a, uint32_t b, float sin, float cos)
     x[b] = x0 * sin + x1 * cos;
 }
 
+void ref_rope_head(const struct kn_rope *r, const float *cos, const float *sin, float *x)
+{
+    uint32_t half = r->n_rot / 2;
+    for (uint32_t i = 0; i < half; i++)
+        if (r->style == KN_ROPE_PAIRS)
+            rotate(x, 2 * i, 2 * i + 1, sin[i], cos[i]);
+        else
+            rotate(x, i, i + half, sin[i], cos[i]);
+}
+
 void ref_rope(struct kn *kn, const struct kn_batch *b, const struct kn_rope *r, float *x)
 {
     (void)kn;
@@ -59,11 +69,7 @@ void ref_rope(struct kn *kn, const struct kn_batch *b, const struct kn_rope *r, 
         for (uint32_t h = 0; h < r->n_heads; h++, x += r->head_dim) {
             if (r->norm)
                 rmsnorm_row(x, x, r->norm, r->head_dim, r->norm_eps);
-            for (uint32_t i = 0; i < half; i++)
-                if (r->style == KN_ROPE_PAIRS)
-                    rotate(x, 2 * i, 2 * i + 1, sin[i], cos[i]);
-                else
-                    rotate(x, i, i + half, sin[i], cos[i]);
+            ref_rope_head(r, cos, sin, x);
         }
     }
 }

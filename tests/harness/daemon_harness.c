@@ -174,11 +174,12 @@ void dh_again(struct dh *d, const char *model, const char *const *args)
     spawn_on(d, path, args);
 }
 
-void dh_long_model(const char *path)
+void dh_context_model(const char *path, const char *model, uint32_t context)
 {
-    static const char key[] = "llama.context_length";
-    const uint32_t context = 1u << 20;
-    FILE *in = fopen(TEST_VECTORS "/tiny-llama.gguf", "rb");
+    static const char key[] = ".context_length";
+    char from[512];
+    snprintf(from, sizeof from, "%s/%s", TEST_VECTORS, model);
+    FILE *in = fopen(from, "rb");
     assert_non_null(in);
     assert_int_equal(fseek(in, 0, SEEK_END), 0);
     size_t size = (size_t)ftell(in);
@@ -196,13 +197,23 @@ void dh_long_model(const char *path)
     free(bytes);
 }
 
-struct dh *dh_start_long(const char *const *args)
+void dh_long_model(const char *path)
+{
+    dh_context_model(path, "tiny-llama.gguf", 1u << 20);
+}
+
+struct dh *dh_start_context(uint32_t context, const char *const *args)
 {
     char path[64];
     struct dh *d = dh_new();
     snprintf(path, sizeof path, "%s/model.gguf", d->dir);
-    dh_long_model(path);
+    dh_context_model(path, "tiny-llama.gguf", context);
     return start_on(d, path, args);
+}
+
+struct dh *dh_start_long(const char *const *args)
+{
+    return dh_start_context(1u << 20, args);
 }
 
 int dh_wait(struct dh *d, unsigned timeout_ms)

@@ -28,7 +28,10 @@ struct dh {
 struct dh *dh_start(const char *model, const char *const *args);
 /* tiny-llama.gguf saying that it was trained on texts of a million tokens: for long answers. */
 struct dh *dh_start_long(const char *const *args);
-void dh_long_model(const char *path); /* writes it */
+struct dh *dh_start_context(uint32_t context, const char *const *args); /* ... or of so many */
+void dh_long_model(const char *path);                                   /* writes it */
+/* Writes any tiny model with another trained context. */
+void dh_context_model(const char *path, const char *model, uint32_t context);
 void dh_stop(struct dh **d);
 /* After dh_wait: another daemon in the place of the one that ended, on the same socket. It loads when
  * this returns; dh_ready waits until it is ready. */

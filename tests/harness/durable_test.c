@@ -71,6 +71,8 @@ void sessions_equal(struct eh *a, uint64_t sid, struct eh *b, uint64_t tid, cons
     uint32_t n = seqcache_count(s->cache);
     assert_true(s->req == NULL && t->req == NULL && t->replay == NULL);
     same(s->stream, t->stream, "the stream", what);
+    same(s->position_zero, t->position_zero, "the next position", what);
+    same(s->rerotate, t->rerotate, "what becomes of positions", what);
     same(s->has_pending, t->has_pending, "has_pending", what);
     if (s->has_pending)
         same((uint32_t)s->pending, (uint32_t)t->pending, "the token to come", what);

@@ -128,6 +128,7 @@ static void stream_clear(struct eh_stream *s)
     free(s->prunes);
     free(s->scores);
     free(s->logprobs);
+    free(s->rerotated);
     *s = (struct eh_stream){.session = s->session, .conn = s->conn, .uid = s->uid};
     s->text = calloc(1, 1);
 }
@@ -324,7 +325,7 @@ uint32_t eh_post_open(struct eh *h, const struct eh_ask *a)
     struct command *c = eh_command(h, CMD_OPEN, 0);
     size_t n = string_bytes(a->model) + string_bytes(a->policy) + string_bytes(a->score) +
                string_bytes(a->trigger) + string_bytes(a->kv_type) + string_bytes(a->name) +
-               string_bytes(a->chat_template);
+               string_bytes(a->chat_template) + string_bytes(a->positions);
     char *at = c->u.open.strings = malloc(n + 1);
     assert_non_null(at);
     if (a->conn != 0)
@@ -351,6 +352,7 @@ uint32_t eh_post_open(struct eh *h, const struct eh_ask *a)
     };
     c->u.open.model = keep_string(&at, a->model);
     c->u.open.kv_type = keep_string(&at, a->kv_type);
+    c->u.open.positions = keep_string(&at, a->positions);
     c->u.open.name = keep_string(&at, a->name);
     c->u.open.chat_template = keep_string(&at, a->chat_template);
     c->u.open.priority = a->priority;
@@ -493,6 +495,10 @@ static void add_stream(struct eh *h, struct report *r)
         assert_non_null(s->scores);
         memcpy(s->scores + s->n_scores, r->u.scores.rows, r->u.scores.n * sizeof *s->scores);
         s->n_scores += r->u.scores.n;
+        break;
+    case REP_REROTATED:
+        s->rerotated = grown(s->rerotated, s->n_rerotated, sizeof *s->rerotated);
+        s->rerotated[s->n_rerotated++] = *r;
         break;
     case REP_LOST:
         s->lost += r->u.lost.count;

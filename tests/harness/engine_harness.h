@@ -35,6 +35,8 @@ struct eh_stream {
     size_t text_len;
     struct eh_prune *prunes;
     uint32_t n_prunes;
+    struct report *rerotated; /* whole reports */
+    uint32_t n_rerotated;
     struct report_score *scores;
     uint32_t n_scores;
     struct report *logprobs; /* whole reports */
@@ -78,7 +80,7 @@ void eh_close(struct eh **h);
 
 /* ---- what a client asks */
 struct eh_ask {
-    const char *model, *policy, *score, *trigger, *kv_type, *name, *chat_template;
+    const char *model, *policy, *score, *trigger, *kv_type, *name, *chat_template, *positions;
     uint64_t budget_bytes, seed;
     uint32_t budget_tokens, keep, frozen, span, min_gap;
     int64_t recent;      /* 0: default; -1 would be too, so eh_none for really 0 */
