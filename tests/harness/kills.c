@@ -30,22 +30,26 @@
 #define TURN_IN 50u
 #define NEW 64u
 #define LIFE_US 60000u
+#define SHORT 150u
 
 static const struct {
     const char *policy, *trigger;
     uint32_t budget;
+    bool rerotate; /* a model that was trained on SHORT tokens: three turns go past it twice */
 } asks[] = {
-    {"counter_causal_fast", NULL, 100},
-    {"counter_causal", NULL, 64},
-    {"sliding_window", NULL, 48},
-    {"h2o", NULL, 90},
-    {"tova", NULL, 70},
-    {"key_similarity", NULL, 80},
-    {"knorm", NULL, 75},
-    {"keydiff", NULL, 130},
-    {"random", NULL, 66},
-    {"none", NULL, 0},
-    {"counter_causal_fast", "prefill_end", 300},
+    {"counter_causal_fast", NULL, 100, false},
+    {"counter_causal", NULL, 64, false},
+    {"sliding_window", NULL, 48, false},
+    {"h2o", NULL, 90, false},
+    {"tova", NULL, 70, false},
+    {"key_similarity", NULL, 80, false},
+    {"knorm", NULL, 75, false},
+    {"keydiff", NULL, 130, false},
+    {"random", NULL, 66, false},
+    {"none", NULL, 0, false},
+    {"counter_causal_fast", "prefill_end", 300, false},
+    {"counter_causal_fast", NULL, 100, true},
+    {"h2o", NULL, 60, true},
 };
 #define SLOTS ARRAY_LEN(asks)
 
@@ -65,7 +69,7 @@ static struct world {
     int32_t prompt[SLOTS + TURNS * TURN_IN];
     uint64_t x;
     uint32_t n_kills, kills, answers, sessions, cut_opens, cut_prompts, cut_closes, cut_answers;
-    char root[FOLDER_PATH], state[FOLDER_PATH + 32];
+    char root[FOLDER_PATH], state[FOLDER_PATH + 32], short_model[FOLDER_PATH + 32];
 } w;
 
 static uint32_t below(uint32_t n)
@@ -79,6 +83,10 @@ static struct backcast_session_options options_of(size_t i, bool durable, char n
     struct backcast_session_options o = answer_budget(asks[i].policy, asks[i].budget);
     o.trigger = asks[i].trigger;
     o.seed = 11;
+    if (asks[i].rerotate) {
+        o.positions = "rerotate";
+        o.model = w.short_model;
+    }
     if (durable) {
         snprintf(name, 16, "work-%zu", i);
         o.name = name;
@@ -368,6 +376,8 @@ static void killed_at_random_moments(void **state)
     prompt_fill(w.prompt, ARRAY_LEN(w.prompt), 5);
     folder_root(w.root, "kills");
     snprintf(w.state, sizeof w.state, "--state-dir=%s/state", w.root);
+    snprintf(w.short_model, sizeof w.short_model, "%s/short.gguf", w.root);
+    dh_context_model(w.short_model, MODEL, SHORT);
     const char *args[] = {w.state, NULL};
     w.d = dh_start(MODEL, args);
     truth_make();

@@ -22,6 +22,7 @@
 #define SEATS 64
 #define PAGE 34304u /* of tiny-llama, f16, without hidden rows */
 #define PAGES_MAX 60u
+#define CONTEXT 320u         /* what the model was trained on, as they are told */
 #define SCRATCH (32u * 301u) /* of the largest refresh: a budget of 300 tokens */
 #define FROZEN_MAX 16u
 #define FIRST_CONN 100u
@@ -102,6 +103,7 @@ struct world {
     char dir[FOLDER_PATH];
     uint32_t done[N_OPS], opened, posted, answered;
     uint64_t shared; /* steps after which pages were shared */
+    uint64_t turned; /* sessions that had been renumbered, summed over the steps */
     int32_t prompt[600];
 };
 
@@ -158,6 +160,7 @@ static void frozen_is_there(struct world *w, const struct session *s)
     assert_true(n >= p->n_frozen);
     for (uint32_t i = 0; i < n; i++) {
         assert_int_equal(stream[i], i);
+        assert_int_equal(seqcache_positions(s->cache)[i], i);
         if (i < p->n_frozen)
             assert_int_equal(ids[i], p->frozen[i]);
         p->frozen[i] = ids[i];
@@ -184,6 +187,9 @@ static void facts_hold(struct eh *h)
         assert_true(s->budget_bytes == 0 || seqcache_bytes_held(s->cache) <= s->budget_bytes);
         assert_true(p->budget == 0 || s->prune.reason == PRUNE_SHRUNK ||
                     seqcache_count(s->cache) <= p->budget);
+        uint32_t n = seqcache_count(s->cache);
+        assert_true(n == 0 || seqcache_positions(s->cache)[n - 1] < (int32_t)CONTEXT);
+        w->turned += s->position_zero > 0;
         frozen_is_there(w, s);
     }
     assert_true(models_held(en) <= en->page_budget);
@@ -223,6 +229,7 @@ static void do_open(struct world *w, const struct op *o)
                        .frozen = o->r[2] % FROZEN_MAX,
                        .kv_type = types[o->r[3] % 6],
                        .trigger = o->r[3] % 7 == 0 ? "prefill_end" : NULL,
+                       .positions = o->r[5] % 4 != 0 ? "rerotate" : NULL,
                        .name = o->r[4] % 3 == 0 ? name : NULL,
                        .durable = o->r[4] % 12 == 0,
                        .priority = (int32_t)(o->r[4] >> 8) % 5 - 2,
@@ -231,7 +238,7 @@ static void do_open(struct world *w, const struct op *o)
                        .conn = conn_of(o->seat),
                        .uid = uid_of(o->seat)};
     if (strcmp(a.policy, "none") == 0)
-        a.trigger = NULL;
+        a.trigger = a.positions = NULL;
     w->posted++;
     w->seats[o->seat].opening = eh_post_open(w->h, &a);
 }
@@ -443,6 +450,7 @@ static void the_run(void **state)
     prompt_fill(w.prompt, ARRAY_LEN(w.prompt), (uint32_t)inner.seed);
     w.h = eh_open("tiny-llama.gguf", options, &w);
     w.h->arg = &w;
+    w.h->en->default_model->info.context_train = CONTEXT;
     w.h->on_step = facts_hold;
     for (uint32_t i = 0; i < inner.n_ops; i++) {
         uint32_t number = inner.only != NULL ? inner.only[i] : i;
@@ -462,12 +470,14 @@ static void the_run(void **state)
         assert_true(w.done[i] > 0);
     print_message(
         "seed %llu: %u operations, %llu steps, %u sessions; %llu left their pages, %llu came "
-        "back, %llu saved, %llu restored; pages were shared after %llu steps\n",
+        "back, %llu saved, %llu restored; pages were shared after %llu steps; %llu looks at a "
+        "session that had been renumbered\n",
         (unsigned long long)inner.seed, inner.n_ops, (unsigned long long)steps, w.opened,
         (unsigned long long)spills, (unsigned long long)returns, (unsigned long long)saves,
-        (unsigned long long)restores, (unsigned long long)w.shared);
+        (unsigned long long)restores, (unsigned long long)w.shared, (unsigned long long)w.turned);
     if (inner.whole)
-        assert_true(spills > 0 && returns > 0 && saves > 0 && restores > 0 && w.shared > 100);
+        assert_true(spills > 0 && returns > 0 && saves > 0 && restores > 0 && w.shared > 100 &&
+                    w.turned > 100);
 }
 
 /* ---- runs in processes of their own ---- */

@@ -79,6 +79,10 @@ static void open_session(void **state)
     OPEN_REFUSED(1, NULL, SET(budget_tokens, 64), SET(frozen_tokens, 64));
     OPEN_REFUSED(2, "trigger", SET(trigger, text("sometimes")));
     OPEN_REFUSED(2, "kv_type", SET(kv_type, text("q2_k")));
+    OPEN_REFUSED(2, "positions", SET(positions, text("spin")));
+    OPEN_REFUSED(1, "positions", SET(positions, text("rerotate")), SET(policy, text("none")));
+    OPEN_REFUSED(1, "positions", SET(positions, text("rerotate")), SET(budget_tokens, 1025));
+    OPEN_REFUSED(1, "positions", SET(positions, text(longer)));
     OPEN_REFUSED(1, "name", SET(name, text("a b")));
     OPEN_REFUSED(1, "name", SET(name, text("../../etc")));
     OPEN_REFUSED(1, "name", SET(name, text(longer)));

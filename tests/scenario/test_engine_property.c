@@ -10,5 +10,5 @@
 
 int main(int argc, char **argv)
 {
-    return property_main(argc, argv, 1, OPS);
+    return property_main(argc, argv, 7, OPS);
 }

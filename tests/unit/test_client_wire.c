@@ -128,6 +128,7 @@ static void script_stream(struct fake *f, void *arg)
                               .policy = "counter_causal_fast",
                               .reason = 3};
     struct backcast_range ranges[6] = {{2, 3}, {9, 1}, {20, 4}, {30, 2}, {40, 5}, {50, 1}};
+    struct record_rerotated turned = {.stream = 9000, .tokens = 48, .position = 8192, .micros = 77};
 
     (void)arg;
     fake_hello(f);
@@ -144,6 +145,7 @@ static void script_stream(struct fake *f, void *arg)
     p.n_ranges = 1;
     fake_record_2(&s, RECORD_PRUNED, 0, &p, sizeof(p), ranges + 5, sizeof(*ranges));
     fake_record_2(&s, RECORD_PRUNED, 0, &p, sizeof(p), ranges, sizeof(*ranges));
+    fake_record(&s, RECORD_REROTATED, 0, &turned, sizeof(turned));
     fake_record(&s, 63, 0, "of a later version", 18);
     fake_text(&s, "");
     fake_end(&s, END_LENGTH);
@@ -176,6 +178,33 @@ static void check_first_events(backcast *c, backcast_session *s)
     assert_int_equal(ev.seq, 3);
 }
 
+static void script_hello_only(struct fake *f, void *arg)
+{
+    (void)arg;
+    fake_hello(f);
+    fake_wait(f, 1);
+}
+
+/* A daemon of before would ignore the field, and the session would end where it was not to. */
+static void what_the_daemon_does_not_know_is_refused(void **state)
+{
+    (void)state;
+    backcast *c = NULL;
+    backcast_session *s = NULL;
+    struct backcast_session_options so;
+    struct fake *f = fake_start(script_hello_only, NULL);
+
+    assert_int_equal(backcast_connect(&c, fake_path(f)), 0);
+    backcast_session_options_init(&so);
+    so.positions = "rerotate";
+    assert_int_equal(backcast_session_open(c, &so, &s), BACKCAST_EUNSUPPORTED);
+    assert_string_equal(backcast_last_error_field(c), "positions");
+    assert_null(s);
+    fake_say(f, 1);
+    backcast_disconnect(&c);
+    fake_stop(&f);
+}
+
 static void records_become_events(void **state)
 {
     (void)state;
@@ -202,6 +231,12 @@ static void records_become_events(void **state)
     assert_int_equal(backcast_next(c, &ev, 5000), 1); /* and a whole one after it */
     assert_int_equal(ev.pruned.n_dropped, 1);
     assert_int_equal(ev.pruned.dropped[0].count, 3);
+    assert_int_equal(backcast_next(c, &ev, 5000), 1);
+    assert_int_equal(ev.type, BACKCAST_REROTATED);
+    assert_int_equal(ev.rerotated.stream, 9000);
+    assert_int_equal(ev.rerotated.tokens, 48);
+    assert_int_equal(ev.rerotated.position, 8192);
+    assert_int_equal(ev.rerotated.micros, 77);
     assert_int_equal(backcast_next(c, &ev, 5000), 1);
     assert_int_equal(ev.type, BACKCAST_TEXT);
     assert_int_equal(ev.text.len, 0);
@@ -568,6 +603,7 @@ int main(void)
         cmocka_unit_test(connects_nowhere),
         cmocka_unit_test(hello_brings_version_and_models),
         cmocka_unit_test(refusal_keeps_sentence_and_field),
+        cmocka_unit_test(what_the_daemon_does_not_know_is_refused),
         cmocka_unit_test(records_become_events),
         cmocka_unit_test(fd_is_readable_exactly_when_there_is_something),
         cmocka_unit_test(long_prompts_go_by_ring),
