@@ -1,9 +1,13 @@
 /* linear_gemm.cu: products of 5 to 64 rows with quantised weights: int8 tensor cores, the batch as N.
  *
  *                      128 columns a step (4 blocks of 32)                    a block: 64 weight rows, 4 warps of 16
- *      weights   64 x [ a | b ]   --cp.async-->  shared, 3 stages  -->  A fragments: codes unpacked in registers
- *      x int8    8 NT x [ 128 ]   --cp.async-->  shared            -->  B fragments
- *      scales of weights: registers, one step ahead
+ *      weights   64 x [ a | b | s | super ]  --cp.async-->  shared, 6 stages  -->  A fragments: codes unpacked in registers
+ *      x int8    columns of 128, their scales --cp.async--> shared            -->  B fragments
+ *
+ * All that a step needs comes through the stages, so that five steps are under way: 20 KiB of 4-bit codes a block, and four
+ * or five blocks a multiprocessor (three stages where shared memory is small). Weights of the first steps are asked for
+ * before the kernel that makes x has ended. For q4_0 the loop has 20 instructions a tile of 16 x 8 x 32, and about 150 for
+ * the rest of a step, which copies 16 bytes of codes twice a thread (sm_90).
  *
  * One mma makes a 16 x 8 tile of exact sums over a block of 32 (two for types with sub-blocks of 16, the other half of A
  * zero); they are scaled and added to the f32 accumulators at once. The zero point enters as the sums' starting value.
@@ -13,31 +17,35 @@
  * depends on the matrix and the device alone), whose sums are added in ascending order.
  *
  * Rows of 64 bytes in shared memory have their four chunks of 16 swapped by row, chunk ^ (row / 2 % 4), so that the eight
- * rows of a fragment lie in different banks; rows of 32 bytes are padded to 48. */
+ * rows of a fragment (ldmatrix) lie in different banks; rows of 32 bytes are padded to 48. */
 #include "linear.cuh"
 
 #define THREADS 128
 #define ROWS 64
-#define STAGES 3
+#define STAGES_DEEP 6
+#define STAGES_FLAT 3
 #define STEP 4 /* blocks of 32 a step */
 #define SPLITS_MAX 8
 
-template <class Q, int NT> struct stage_of {
+/* A stage: the planes' parts, then x and its scales, whose size follows from cols, the padded rows of x. */
+template <class Q> struct stage_of {
     static constexpr int A_PITCH = Q::A_BITS == 2 ? 48 : 64;
     static constexpr int B_PITCH = Q::B_BITS == 2 ? 48 : 16;
     static constexpr int A_PLANE = ROWS * A_PITCH;
     static constexpr int B_AT = A_PLANE * Q::A_PLANES;
-    static constexpr int X_AT = B_AT + (Q::B_BITS ? ROWS * B_PITCH : 0);
-    static constexpr int X_PLANE = NT * 8 * 64;
-    static constexpr int S_AT = X_AT + 2 * X_PLANE;
-    static constexpr int BYTES = S_AT + STEP * NT * 8 * 8;
+    static constexpr int S_AT = B_AT + (Q::B_BITS ? ROWS * B_PITCH : 0);
+    static constexpr int S_PITCH = STEP * Q::S_BYTES;
+    static constexpr int SUPER_AT = S_AT + ROWS * S_PITCH;
+    static constexpr int X_AT = SUPER_AT + (Q::SUPER ? ROWS * 4 : 0);
+    static constexpr int X_COL = 2 * 64 + STEP * 8; /* bytes of a column */
 };
 
 struct gemm_args {
     struct jobs j;
     struct x_int8 x;
-    uint32_t per; /* steps of a split */
-    float *part;  /* [split][x.rows_pad][all matrices' rows], or NULL */
+    uint32_t per;         /* steps of a split */
+    uint32_t stage, deep; /* bytes of a stage; STAGES_DEEP of them */
+    float *part;          /* [split][x.rows_pad][all matrices' rows], or NULL */
     uint32_t part_rows, part_at[KN_LINEAR_MAX];
 };
 
@@ -46,95 +54,111 @@ DEV uint32_t swapped(uint32_t row, uint32_t chunk)
     return row * 64 + ((chunk ^ (row >> 1 & 3u)) * 16);
 }
 
-/* Starts the copies of one step into a stage. Blocks behind a row's end become zeros. */
-template <class Q, int NT>
-DEV void step_copy(const struct gemm_args &g, const struct packed &p, uint32_t o, uint32_t step,
-                   uint8_t *stage)
-{
-    typedef stage_of<Q, NT> L;
-    constexpr uint32_t CHUNKS = Q::A_BITS == 2 ? 2 : 4; /* of 16 bytes a row, in each plane */
-    uint32_t blk0 = step * STEP;
-    for (uint32_t i = threadIdx.x; i < ROWS * CHUNKS * Q::A_PLANES; i += THREADS) {
-        uint32_t plane = i / (ROWS * CHUNKS), row = i / CHUNKS % ROWS, chunk = i % CHUNKS;
-        uint32_t blk = blk0 + (Q::A_BITS == 2 ? 2 * chunk : chunk);
-        bool ok = blk < p.kb;
-        const uint8_t *src = p.a + plane * (size_t)p.rows * p.kb * 16 +
-                             block_index(p, min(o + row, p.rows - 1), ok ? blk : 0) * Q::A_BYTES;
-        uint32_t at = Q::A_BITS == 2 ? row * L::A_PITCH + chunk * 16 : swapped(row, chunk);
-        cpa16(stage + plane * L::A_PLANE + at, src, ok);
-    }
-    if (Q::B_BITS > 0) {
-        constexpr uint32_t B = Q::B_BITS > 0 ? Q::B_BITS : 1;
-        for (uint32_t i = threadIdx.x; i < ROWS * B; i += THREADS) {
-            uint32_t row = i / B, chunk = i % B;
-            const uint8_t *src =
-                p.b + padded_index(p, min(o + row, p.rows - 1), blk0) * (4 * B) + chunk * 16;
-            cpa16(stage + L::B_AT + row * L::B_PITCH + chunk * 16, src, true);
-        }
-    }
-    uint32_t cols = g.x.rows_pad; /* at most NT * 8 */
-    for (uint32_t i = threadIdx.x; i < cols * 8; i += THREADS) {
-        uint32_t h = i / (cols * 4), col = i / 4 % cols, chunk = i % 4;
-        cpa16(stage + L::X_AT + h * L::X_PLANE + swapped(col, chunk),
-              x_codes(g.x, col, h, blk0 + chunk), true);
-    }
-    for (uint32_t i = threadIdx.x; i < STEP * cols / 2; i += THREADS) {
-        uint32_t b = i / (cols / 2), pair = i % (cols / 2);
-        cpa16(stage + L::S_AT + (b * NT * 8 + pair * 2) * 8,
-              g.x.scales + (size_t)(blk0 + b) * cols + pair * 2, true);
-    }
-}
-
-/* Scales of the STEP blocks of rows g and g + 8, as they lie in the planes. */
-template <class Q> struct step_scales {
-    uint32_t s[2][STEP], super[2];
+/* What a thread copies of every step: 16 bytes of plane a once or twice (of each plane, 32 rows apart), and perhaps some of
+ * the other planes. Pointers are those of step 0. */
+template <class Q> struct copier {
+    static constexpr uint32_t CHUNKS = Q::A_BITS == 2 ? 2 : 4; /* of 16 bytes a row */
+    static constexpr uint32_t EACH = ROWS * CHUNKS / THREADS;
+    const uint8_t *a[EACH], *b, *s, *super, *x, *xs;
+    size_t upper;               /* from plane a to the second one of 8 bits */
+    uint32_t a_to, x_to, first; /* where in the stage; the first block that an a comes from */
 };
 
 template <class Q>
-DEV void scales_fetch(const struct packed &p, uint32_t o, uint32_t step, step_scales<Q> *ret)
+DEV void copier_make(const struct gemm_args &g, const struct packed &p, uint32_t o, copier<Q> *ret)
 {
+    typedef stage_of<Q> L;
+    typedef copier<Q> C;
+    constexpr uint32_t B = Q::B_BITS ? Q::B_BITS : 1;
+    uint32_t i = threadIdx.x, row = i / C::CHUNKS, chunk = i % C::CHUNKS;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        uint32_t row = min(o + 8 * r, p.rows - 1);
-        size_t at = padded_index(p, row, step * STEP);
-        if (Q::S_BYTES == 4) {
-            uint4 v = *(const uint4 *)(p.s + at * 4);
-            ret->s[r][0] = v.x;
-            ret->s[r][1] = v.y;
-            ret->s[r][2] = v.z;
-            ret->s[r][3] = v.w;
-        } else {
-            uint2 v = *(const uint2 *)(p.s + at * 2);
-            ret->s[r][0] = v.x & 0xffffu;
-            ret->s[r][1] = v.x >> 16;
-            ret->s[r][2] = v.y & 0xffffu;
-            ret->s[r][3] = v.y >> 16;
-        }
-        ret->super[r] = Q::SUPER ? p.super[(size_t)row * (p.kb / 8) + step * STEP / 8] : 0;
-    }
+    for (uint32_t k = 0; k < C::EACH; k++)
+        ret->a[k] =
+            row_of<Q>(p, min(o + row + k * (THREADS / C::CHUNKS), p.rows - 1)).a + chunk * 16;
+    ret->a_to = Q::A_BITS == 2 ? row * L::A_PITCH + chunk * 16 : swapped(row, chunk);
+    ret->first = Q::A_BITS == 2 ? 2 * chunk : chunk;
+    ret->upper = (size_t)p.rows * p.kb * 16;
+    ret->b = row_of<Q>(p, min(o + i / B, p.rows - 1)).b + i % B * 16;
+    packed_row r = row_of<Q>(p, min(o + i % ROWS, p.rows - 1));
+    ret->s = r.s;
+    ret->super = (const uint8_t *)r.super;
+    uint32_t part = i / 4; /* of a column of x: 2 * column + h */
+    ret->x = g.x.codes + ((size_t)part * g.x.kbp + i % 4) * 16;
+    ret->x_to = (part & 1) * g.x.rows_pad * 64 + swapped(part / 2, i % 4);
+    ret->xs = (const uint8_t *)g.x.scales + i * 16;
 }
 
-/* A fragment of block b: a[0], a[1] rows g, g + 8, values 4t..; a[2], a[3] the same, values 16 + 4t... */
-template <class Q, int NT>
-DEV void codes_fetch(const uint8_t *stage, uint32_t row, uint32_t b, uint32_t *a)
+/* Starts the copies of one step's weights. Blocks behind a row's end become zeros. */
+template <class Q>
+DEV void weights_copy(const struct packed &p, const copier<Q> &c, uint32_t step, uint8_t *stage)
 {
-    typedef stage_of<Q, NT> L;
-    int t = lane_id() & 3;
+    typedef stage_of<Q> L;
+    typedef copier<Q> C;
+    bool ok = step * STEP + c.first < p.kb;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        uint32_t at = row + 8 * r, wb = 0;
-        const uint32_t *words =
-            (const uint32_t *)(stage + (Q::A_BITS == 2 ? at * L::A_PITCH + b * 8 : swapped(at, b)));
-        if (Q::B_BITS > 0)
-            wb = ((const uint32_t *)(stage + L::B_AT +
-                                     at * L::B_PITCH))[b * Q::B_BITS + quad_word_b<Q>(t)];
+    for (uint32_t k = 0; k < C::EACH; k++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t wa =
-                Q::A_BITS == 8 ? words[h * (L::A_PLANE / 4) + t] : words[quad_word_a<Q>(t, h)];
-            a[2 * h + r] = quad_of<Q>(wa, wb, t, h);
-        }
+        for (uint32_t plane = 0; plane < Q::A_PLANES; plane++)
+            cpa16(stage + plane * L::A_PLANE + c.a_to + k * (THREADS / C::CHUNKS) * L::A_PITCH,
+                  c.a[k] + (ok ? plane * c.upper + (size_t)step * (STEP * Q::A_BYTES) : 0), ok);
+    if (Q::B_BITS > 0 && threadIdx.x < ROWS * Q::B_BITS) {
+        constexpr uint32_t B = Q::B_BITS ? Q::B_BITS : 1;
+        cpa16(stage + L::B_AT + threadIdx.x / B * L::B_PITCH + threadIdx.x % B * 16,
+              c.b + (size_t)step * (STEP * 4 * B), true);
     }
+    if (threadIdx.x < ROWS)
+        cpa_small<L::S_PITCH>(stage + L::S_AT + threadIdx.x * L::S_PITCH,
+                              c.s + (size_t)step * L::S_PITCH);
+    else if (Q::SUPER)
+        cpa_small<4>(stage + L::SUPER_AT + threadIdx.x % ROWS * 4, c.super + step * STEP / 8 * 4);
+}
+
+/* And of its columns of x. */
+template <class Q>
+DEV void x_copy(const struct gemm_args &g, const copier<Q> &c, uint32_t step, uint8_t *stage)
+{
+    uint32_t cols = g.x.rows_pad; /* at most 64 */
+    uint8_t *to = stage + stage_of<Q>::X_AT;
+    const uint8_t *from = c.x + (size_t)step * (STEP * 16);
+    for (uint32_t i = 0; i + threadIdx.x / 4 < cols * 2; i += THREADS / 4)
+        cpa16(to + c.x_to + i / 2 * 64, from + (size_t)i * g.x.kbp * 16, true);
+    if (threadIdx.x < cols * (STEP / 2))
+        cpa16(to + cols * 128 + threadIdx.x * 16, c.xs + (size_t)step * STEP * cols * 8, true);
+}
+
+/* A fragments of blocks b and b + 1: a[0], a[1] rows g, g + 8, values 4t..; a[2], a[3] the same, values 16 + 4t... */
+template <class Q> DEV void codes_fetch(const uint8_t *stage, uint32_t b, uint32_t (*a)[4])
+{
+    typedef stage_of<Q> L;
+    uint32_t lane = (uint32_t)lane_id(), row = (uint32_t)warp_id() * 16 + lane / 4;
+    uint32_t mine = (uint32_t)warp_id() * 16 + lane % 8,
+             m = lane / 8; /* the row that ldsm4 asks for */
+    int t = (int)(lane & 3);
+    uint32_t words[2][2] = {{0, 0}, {0, 0}}; /* of plane a, for 2 and 4 bits: [block][row] */
+    if (Q::A_BITS == 8) {
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            ldsm4(a[i], stage + (m >> 1) * L::A_PLANE + swapped(mine + 8 * (m & 1), b + i));
+    } else if (Q::A_BITS == 4) {
+        uint32_t r[4];
+        ldsm4(r, stage + swapped(mine + 8 * (m & 1), b + (m >> 1)));
+        words[0][0] = r[0], words[0][1] = r[1], words[1][0] = r[2], words[1][1] = r[3];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++)
+#pragma unroll
+        for (uint32_t r = 0; r < 2; r++) {
+            uint32_t at = row + 8 * r, wb = 0;
+            if (Q::A_BITS == 2)
+                words[i][r] = ((const uint32_t *)(stage + at * L::A_PITCH + (b + i) * 8))[t >> 1];
+            if (Q::B_BITS > 0)
+                wb = ((const uint32_t *)(stage + L::B_AT +
+                                         at * L::B_PITCH))[(b + i) * Q::B_BITS + quad_word_b<Q>(t)];
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (Q::A_BITS < 8)
+                    a[i][2 * h + r] = quad_of<Q>(words[i][r], wb, t, h);
+        }
 }
 
 /* acc += the scaled sums of one sub-block (or block, h == 0 and both halves). */
@@ -157,77 +181,71 @@ DEV void tile_add(const uint32_t *a, const uint32_t *b, int h, const float (*d)[
     }
 }
 
-template <class Q, int NT>
-DEV void step_add(const struct gemm_args &g, const uint8_t *stage, const step_scales<Q> &sc,
-                  float (*acc)[4])
+/* Scales of blocks b and b + 1 of rows g and g + 8. */
+template <class Q>
+DEV void scales_fetch(const uint8_t *stage, uint32_t b, float (*d)[2][2], float (*m)[2][2])
 {
-    typedef stage_of<Q, NT> L;
-    uint32_t lane = (uint32_t)lane_id(), row = (uint32_t)warp_id() * 16 + lane / 4, t = lane & 3;
+    typedef stage_of<Q> L;
 #pragma unroll
-    for (uint32_t b = 0; b < STEP; b++) {
-        uint32_t a[4];
-        float d[2][2], m[2][2];
-        codes_fetch<Q, NT>(stage, row, b, a);
-        scales_of<Q>(sc.s[0][b], sc.super[0], d[0], m[0]);
-        scales_of<Q>(sc.s[1][b], sc.super[1], d[1], m[1]);
+    for (uint32_t r = 0; r < 2; r++) {
+        uint32_t row = (uint32_t)warp_id() * 16 + (uint32_t)lane_id() / 4 + 8 * r, s[2];
+        const uint8_t *at = stage + L::S_AT + row * L::S_PITCH + b * Q::S_BYTES;
+        if (Q::S_BYTES == 4) {
+            uint2 v = *(const uint2 *)at;
+            s[0] = v.x;
+            s[1] = v.y;
+        } else {
+            uint32_t v = *(const uint32_t *)at;
+            s[0] = v & 0xffffu;
+            s[1] = v >> 16;
+        }
+        uint32_t super = Q::SUPER ? *(const uint32_t *)(stage + L::SUPER_AT + row * 4) : 0;
+        scales_of<Q>(s[0], super, d[0][r], m[0][r]);
+        scales_of<Q>(s[1], super, d[1][r], m[1][r]);
+    }
+}
+
+template <class Q, int NT>
+DEV void step_add(const struct gemm_args &g, const uint8_t *stage, float (*acc)[4])
+{
+    uint32_t lane = (uint32_t)lane_id(), t = lane & 3, cols = g.x.rows_pad, m = lane / 8;
+    const uint8_t *x = stage + stage_of<Q>::X_AT;
+#pragma unroll
+    for (uint32_t b = 0; b < STEP; b += 2) {
+        uint32_t a[2][4];
+        float d[2][2][2], min[2][2][2];
+        codes_fetch<Q>(stage, b, a);
+        scales_fetch<Q>(stage, b, d, min);
+        const uint8_t *row = x + (m & 1) * cols * 64 + swapped(lane % 8, b + (m >> 1));
+        const uint8_t *scales = x + cols * 128 + (b * cols + 2 * t) * 8;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
-            if (nt * 8 >= (int)g.x.rows_pad)
+            if (nt * 8 >= (int)cols)
                 break;
-            uint32_t at = swapped(nt * 8 + lane / 4, b) + t * 4;
-            const uint32_t bf[2] = {*(const uint32_t *)(stage + L::X_AT + at),
-                                    *(const uint32_t *)(stage + L::X_AT + L::X_PLANE + at)};
-            uint4 v = *(const uint4 *)(stage + L::S_AT + (b * NT * 8 + nt * 8 + 2 * t) * 8);
-            const uint2 xs[2] = {make_uint2(v.x, v.y), make_uint2(v.z, v.w)};
-            tile_add<Q>(a, bf, 0, d, m, xs, acc[nt]);
-            if (Q::N_SUB == 2)
-                tile_add<Q>(a, bf, 1, d, m, xs, acc[nt]);
+            uint32_t bf[4]; /* both halves of block b, then of b + 1 */
+            ldsm4(bf, row + nt * 512);
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++) {
+                uint4 v = *(const uint4 *)(scales + i * cols * 8 + nt * 64);
+                const uint2 xs[2] = {make_uint2(v.x, v.y), make_uint2(v.z, v.w)};
+                tile_add<Q>(a[i], bf + 2 * i, 0, d[i], min[i], xs, acc[nt]);
+                if (Q::N_SUB == 2)
+                    tile_add<Q>(a[i], bf + 2 * i, 1, d[i], min[i], xs, acc[nt]);
+            }
         }
     }
 }
 
 template <class Q, int NT>
-__global__ void __launch_bounds__(THREADS, 4) gemm_int8(struct gemm_args g)
+DEV void sums_store(const struct gemm_args &g, uint32_t job, uint32_t mine, float (*acc)[4])
 {
-    typedef stage_of<Q, NT> L;
-    DYN_SMEM(uint8_t, stages);
-    uint32_t job = job_of(g.j, blockIdx.x), lane = (uint32_t)lane_id();
-    const struct packed p = g.j.p[job];
-    uint32_t o = (blockIdx.x - g.j.first[job]) * ROWS;
-    uint32_t mine = o + (uint32_t)warp_id() * 16 + lane / 4; /* and + 8 */
-    uint32_t step = blockIdx.y * g.per, end = min(step + g.per, p.kbp / STEP);
-    float acc[NT][4];
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++)
-        acc[nt][0] = acc[nt][1] = acc[nt][2] = acc[nt][3] = 0.0f;
-#pragma unroll
-    for (uint32_t s = 0; s < STAGES - 1; s++) {
-        if (step + s < end)
-            step_copy<Q, NT>(g, p, o, step + s, stages + s * L::BYTES);
-        cpa_commit();
-    }
-    step_scales<Q> now, next;
-    if (step < end)
-        scales_fetch<Q>(p, mine, step, &now);
-    for (uint32_t s = 0; step + s < end; s++) {
-        cpa_wait<STAGES - 2>();
-        __syncthreads(); /* the step has arrived, and the stage that is copied into below is read out */
-        uint32_t ahead = s + STAGES - 1;
-        if (step + ahead < end)
-            step_copy<Q, NT>(g, p, o, step + ahead, stages + ahead % STAGES * L::BYTES);
-        cpa_commit();
-        if (step + s + 1 < end)
-            scales_fetch<Q>(p, mine, step + s + 1, &next);
-        step_add<Q, NT>(g, stages + s % STAGES * L::BYTES, now, acc);
-        now = next;
-    }
-    cpa_wait<0>();
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t col = nt * 8 + 2 * (lane & 3) + (i & 1), row = mine + 8 * (i >> 1);
-            if (row >= p.rows || col >= g.j.rows)
+            uint32_t col = nt * 8 + 2 * ((uint32_t)lane_id() & 3) + (i & 1),
+                     row = mine + 8 * (i >> 1);
+            if (row >= g.j.p[job].rows || col >= g.j.rows)
                 continue;
             if (g.part)
                 g.part[((size_t)blockIdx.y * g.x.rows_pad + col) * g.part_rows + g.part_at[job] +
@@ -237,10 +255,56 @@ __global__ void __launch_bounds__(THREADS, 4) gemm_int8(struct gemm_args g)
         }
 }
 
+template <class Q, int NT>
+__global__ void __launch_bounds__(THREADS, NT == 8 && Q::N_SUB == 2 ? 3 : 4)
+    gemm_int8(struct gemm_args g)
+{
+    DYN_SMEM(uint8_t, stages);
+    uint32_t job = job_of(g.j, blockIdx.x), n = g.deep ? STAGES_DEEP : STAGES_FLAT;
+    const struct packed p = g.j.p[job];
+    uint32_t o = (blockIdx.x - g.j.first[job]) * ROWS;
+    uint32_t step = blockIdx.y * g.per, end = min(step + g.per, p.kbp / STEP);
+    float acc[NT][4];
+    copier<Q> c;
+    early_next();
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+        acc[nt][0] = acc[nt][1] = acc[nt][2] = acc[nt][3] = 0.0f;
+    copier_make<Q>(g, p, o, &c);
+    for (uint32_t s = 0; s < n - 1 && step + s < end; s++)
+        weights_copy<Q>(p, c, step + s, stages + s * g.stage);
+    early_wait();
+    for (uint32_t s = 0; s < n - 1; s++) {
+        if (step + s < end)
+            x_copy<Q>(g, c, step + s, stages + s * g.stage);
+        cpa_commit();
+    }
+    uint8_t *now = stages, *ahead = stages + (n - 1) * g.stage, *last = ahead;
+    for (; step < end; step++) {
+        if (g.deep)
+            cpa_wait<STAGES_DEEP - 2>();
+        else
+            cpa_wait<STAGES_FLAT - 2>();
+        __syncthreads(); /* the step has arrived, and the stage that is copied into below is read out */
+        if (step + n - 1 < end) {
+            weights_copy<Q>(p, c, step + n - 1, ahead);
+            x_copy<Q>(g, c, step + n - 1, ahead);
+        }
+        cpa_commit();
+        step_add<Q, NT>(g, now, acc);
+        now = now == last ? stages : now + g.stage;
+        ahead = ahead == last ? stages : ahead + g.stage;
+    }
+    cpa_wait<0>();
+    sums_store<Q, NT>(g, job, o + (uint32_t)warp_id() * 16 + (uint32_t)lane_id() / 4, acc);
+}
+
 /* One thread an output: the splits' sums in ascending order. blockIdx.y: row, z: matrix. */
 __global__ void __launch_bounds__(256) splits_add(struct gemm_args g, uint32_t splits)
 {
     uint32_t o = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y, job = blockIdx.z;
+    early_next();
+    early_wait();
     if (o >= g.j.p[job].rows)
         return;
     float t = 0.0f;
@@ -256,11 +320,16 @@ uint32_t gemm_pad(uint32_t rows)
     return (rows + 7) / 8 * 8;
 }
 
-/* Parts of a row, so that there are two blocks for each multiprocessor; none shorter than four steps. */
+/* Parts of a row, so that there are three blocks for each multiprocessor; none shorter than four steps. */
 static uint32_t splits_for(const struct cuda *c, uint32_t blocks, uint32_t steps)
 {
-    uint32_t want = 2 * (uint32_t)c->n_sms / blocks;
+    uint32_t want = 3 * (uint32_t)c->n_sms / blocks;
     return KN_MAX(1u, KN_MIN(KN_MIN(want, SPLITS_MAX), steps / 4));
+}
+
+template <class Q> static uint32_t stage_bytes(uint32_t cols)
+{
+    return stage_of<Q>::X_AT + cols * stage_of<Q>::X_COL;
 }
 
 template <class Q, int NT> static void launch(struct cuda *c, struct gemm_args *g)
@@ -280,11 +349,13 @@ template <class Q, int NT> static void launch(struct cuda *c, struct gemm_args *
     g->per = (steps + splits - 1) / splits;
     splits = (steps + g->per - 1) / g->per;
     g->part = splits > 1 ? c->scratch.l : NULL;
-    KERNEL(c, (gemm_int8<Q, NT>), dim3(blocks, splits), dim3(THREADS),
-           STAGES * (stage_of<Q, NT>::BYTES), *g);
+    g->stage = stage_bytes<Q>(g->x.rows_pad);
+    g->deep = 2 * STAGES_DEEP * (size_t)g->stage <= c->smem_max; /* two blocks are to fit */
+    KERNEL_EARLY(c, (gemm_int8<Q, NT>), dim3(blocks, splits), dim3(THREADS),
+                 (g->deep ? STAGES_DEEP : STAGES_FLAT) * g->stage, *g);
     if (splits > 1)
-        KERNEL(c, splits_add, dim3((most + 255) / 256, g->j.rows, g->j.n), dim3(256), 0, *g,
-               splits);
+        KERNEL_EARLY(c, splits_add, dim3((most + 255) / 256, g->j.rows, g->j.n), dim3(256), 0, *g,
+                     splits);
 }
 
 void gemm_quantised(struct cuda *c, enum kn_type type, struct jobs *j, const struct x_int8 *x)
@@ -302,12 +373,19 @@ void gemm_quantised(struct cuda *c, enum kn_type type, struct jobs *j, const str
 #undef GEMM
 }
 
+/* Both kernels of a type may ask for as much shared memory as there is, or as they can use. */
+template <class Q> static bool smem_ask(struct cuda *c)
+{
+    size_t few = STAGES_DEEP * (size_t)stage_bytes<Q>(16),
+           many = STAGES_DEEP * (size_t)stage_bytes<Q>(GEMM_ROWS);
+    return kernel_smem(c, (const void *)gemm_int8<Q, 2>, KN_MIN(few, c->smem_max)) &&
+           kernel_smem(c, (const void *)gemm_int8<Q, 8>, KN_MIN(many, c->smem_max));
+}
+
 int gemm_open(struct cuda *c)
 {
     bool ok = true;
-#define SMEM(TYPE)                                                                                 \
-    ok = ok && kernel_smem(c, (const void *)gemm_int8<quant<TYPE>, 8>,                             \
-                           STAGES * stage_of<quant<TYPE>, 8>::BYTES)
+#define SMEM(TYPE) ok = ok && smem_ask<quant<TYPE>>(c)
     for (int type = 0; type <= KN_BF16; type++)
         QUANT_SWITCH(type, SMEM)
 #undef SMEM

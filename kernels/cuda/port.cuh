@@ -305,12 +305,20 @@ DEV void ldsm2t(uint32_t *r, const void *row)
 /* 16 bytes, both addresses multiples of 16; !ok: zeros are written and src is not read (it must still be a valid pointer).
  */
 using simt::cpa16; /* (void *dst, const void *src, bool ok) */
+/* cpa_small<N>: N = 4, 8 or 16 bytes, both addresses multiples of N; goes through the first-level cache. */
 using simt::cpa_commit;
-using simt::cpa_wait; /* cpa_wait<N>(): all but the newest N groups of this thread have arrived */
+using simt::cpa_small; /* (void *dst, const void *src) */
+using simt::cpa_wait;  /* cpa_wait<N>(): all but the newest N groups of this thread have arrived */
 #elif __CUDA_ARCH__ < 800
 DEV void cpa16(void *dst, const void *src, bool ok)
 {
     *(uint4 *)dst = ok ? *(const uint4 *)src : make_uint4(0, 0, 0, 0);
+}
+template <int BYTES> DEV void cpa_small(void *dst, const void *src)
+{
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; i++)
+        ((uint32_t *)dst)[i] = ((const uint32_t *)src)[i];
 }
 DEV void cpa_commit() {}
 template <int N> DEV void cpa_wait() {}
@@ -319,6 +327,12 @@ DEV void cpa16(void *dst, const void *src, bool ok)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_addr(dst)), "l"(src),
                  "r"(ok ? 16 : 0)
+                 : "memory");
+}
+template <int BYTES> DEV void cpa_small(void *dst, const void *src)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(smem_addr(dst)), "l"(src),
+                 "n"(BYTES)
                  : "memory");
 }
 DEV void cpa_commit()

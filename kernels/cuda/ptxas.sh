@@ -45,14 +45,19 @@ cat "$2"/*.ptx | c++filt | awk '
         all[k] += b
         if (b >= 16) wide[k] += b
     }
-    /cp\.async\.c[ga]/ { all[k] += 16; wide[k] += 16 } # port.cuh has no other
+    /cp\.async\.c[ga]/ { # port.cuh: 16 bytes past the first-level cache, or the number that it says
+        b = /\.cg\./ ? 16 : /, 4;/ ? 4 : /, 8;/ ? 8 : 16
+        all[k] += b
+        if (b >= 16) wide[k] += b
+    }
     END { for (k in names) print k "\tloads\t" wide[k] + 0 "/" all[k] + 0 }' >>"$now"
 
 awk -F '\t' -v mode="$1" -v table="$table" -v nvcc="$nvcc" '
     # Kernels whose time is the time that memory takes. Half of what they fetch comes 16 bytes at a time: scales, slots and
-    # the paths of odd sizes are the rest. Codes of two bits (Q2_K, Q3_K) are 8 bytes a block.
+    # the paths of odd sizes are the rest. Codes of two bits (Q2_K, Q3_K) are 8 bytes a block; gemm_int8 reads what its sums
+    # are added to in fours, and everything else by cp.async.
     function hot_kernel(k) { return k ~ /^(gemv_|gemm_int8|attn_few|attn_many|logit_|rmsnorm|kv_write)/ }
-    function wide_least(k) { return k ~ /quant<1[01]>/ ? 0.25 : 0.5 }
+    function wide_least(k) { return k ~ /quant<1[01]>|^gemm_int8/ ? 0.25 : 0.5 }
     function fail(text) { print "ptxas: " text; bad++ }
     function near(a, b) { return a <= b * 1.25 && b <= a * 1.25 }
     function same(a, b, k, col,   x, y) {

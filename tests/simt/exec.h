@@ -25,6 +25,7 @@ struct async_copy {
     void *dst;
     const void *src;
     int group;
+    unsigned bytes;
 };
 
 struct warp;

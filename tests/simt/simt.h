@@ -158,7 +158,16 @@ void ldsm4t(uint32_t *r, const void *row, SIMT_HERE);
 void ldsm2(uint32_t *r, const void *row, SIMT_HERE);
 void ldsm2t(uint32_t *r, const void *row, SIMT_HERE);
 
-void cpa16(void *dst, const void *src, bool ok, SIMT_HERE);
+void cpa_bytes(void *dst, const void *src, unsigned bytes, bool ok, SIMT_HERE);
+inline void cpa16(void *dst, const void *src, bool ok, SIMT_HERE)
+{
+    cpa_bytes(dst, src, 16, ok, at);
+}
+template <int BYTES> inline void cpa_small(void *dst, const void *src, SIMT_HERE)
+{
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async has no other");
+    cpa_bytes(dst, src, BYTES, true, at);
+}
 void cpa_commit();
 void cpa_wait_for(int newest);
 template <int N> inline void cpa_wait()

@@ -294,23 +294,23 @@ void ldsm2t(uint32_t *r, const void *row, place at)
 
 /* The target is NaN from the issue on; the bytes arrive when the thread waits for the group, and not before: whoever
  * reads too early, or waits for one group too few, reads NaN. The source is read then, too. */
-void cpa16(void *dst, const void *src, bool ok, place at)
+void cpa_bytes(void *dst, const void *src, unsigned bytes, bool ok, place at)
 {
     thread *t = w.cur;
     t->at = at;
-    check_shared(dst, 16, "cp.async to");
-    check_access(src, ok ? 16 : 0, 16, "cp.async from");
-    race_access(dst, 16, ACCESS_WRITE);
+    check_shared(dst, bytes, "cp.async to");
+    check_access(src, ok ? bytes : 0, bytes, "cp.async from");
+    race_access(dst, bytes, ACCESS_WRITE);
     if (ok)
-        race_access(src, 16, ACCESS_READ);
+        race_access(src, bytes, ACCESS_READ);
     for (const async_copy &c : t->copies)
-        if ((const char *)dst < (char *)c.dst + 16 && (char *)c.dst < (char *)dst + 16)
+        if ((const char *)dst < (char *)c.dst + c.bytes && (char *)c.dst < (char *)dst + bytes)
             report("cp.async in flight",
                    "a second copy to shared byte %td before the first was "
                    "waited for",
                    (unsigned char *)dst - w.smem);
-    memset(dst, 0xff, 16);
-    t->copies.push_back(async_copy{dst, ok ? src : nullptr, t->group});
+    memset(dst, 0xff, bytes);
+    t->copies.push_back(async_copy{dst, ok ? src : nullptr, t->group, bytes});
 }
 
 void cpa_commit()
@@ -327,11 +327,11 @@ void cpa_wait_for(int newest)
             t->copies[kept++] = c;
             continue;
         }
-        race_access(c.dst, 16, ACCESS_WRITE);
+        race_access(c.dst, c.bytes, ACCESS_WRITE);
         if (c.src)
-            memcpy(c.dst, c.src, 16);
+            memcpy(c.dst, c.src, c.bytes);
         else
-            memset(c.dst, 0, 16);
+            memset(c.dst, 0, c.bytes);
     }
     t->copies.resize(kept);
 }
