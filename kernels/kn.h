@@ -175,7 +175,7 @@ struct kn_ops {
      * checked). */
     void (*embed)(struct kn *kn, const struct kn_weight *w, const struct kn_batch *b, float *out);
     /* out = x / sqrt(mean(x^2) + eps) * gain. x, out: [rows][d], may be the same; gain [d].
-     * Of this and of swiglu: if the very next call is a linear that takes out as its x, out may
+     * Of this, swiglu and attention: if the very next call is a linear that takes out as its x, out may
      * hold anything after it. */
     void (*rmsnorm)(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,
                     uint32_t d, float eps);

@@ -24,12 +24,18 @@ static uint32_t splits_wanted(const struct cuda *c, enum tile_class which, uint3
     return KN_MIN(n, KN_MIN(span / 256, 16u));
 }
 
+/* The result as halves lies behind the splits' sums, at the end of the scratch. */
+static size_t halves_bytes(const struct attn_args *a)
+{
+    return a->halves ? ((size_t)a->b.n_rows * a->n_heads * a->d * 2 + 255) / 256 * 256 : 0;
+}
+
 static void splits_plan(const struct cuda *c, enum tile_class which, uint32_t blocks,
                         struct attn_args *a)
 {
     uint32_t span = a->b.span, n = splits_wanted(c, which, span, blocks);
     size_t part = (size_t)a->b.n_rows * a->n_heads * (a->d + 2) * sizeof(float);
-    n = (uint32_t)KN_MIN((size_t)n, c->scratch.x_bytes / part);
+    n = (uint32_t)KN_MIN((size_t)n, (c->scratch.x_bytes - halves_bytes(a)) / part);
     if (n <= 1 || blocks > COUNTS_MAX) {
         a->split_len = span;
         a->splits = 1;
@@ -43,7 +49,7 @@ static void splits_plan(const struct cuda *c, enum tile_class which, uint32_t bl
 }
 
 static void run_class(struct cuda *c, const struct op_attention *o, enum tile_class which,
-                      const struct dev_tile *tiles)
+                      const struct dev_tile *tiles, uint16_t *halves)
 {
     const struct dev_batch *b = &c->batch.view;
     uint32_t n_tiles = b->n_tiles[which], queries = c->batch.queries[which];
@@ -55,6 +61,7 @@ static void run_class(struct cuda *c, const struct op_attention *o, enum tile_cl
     a.tiles = tiles;
     a.q = o->q;
     a.out = o->out;
+    a.halves = halves;
     a.layer = o->layer;
     a.n_heads = o->n_heads;
     a.group = o->n_heads / o->n_kv_heads;
@@ -74,11 +81,22 @@ static void run_class(struct cuda *c, const struct op_attention *o, enum tile_cl
 
 void run_attention(struct cuda *c, const struct op *o)
 {
-    const struct dev_tile *tiles = c->batch.view.tiles;
+    const struct op_attention *at = &o->u.attention;
+    const struct dev_batch *b = &c->batch.view;
+    const struct dev_tile *tiles = b->tiles;
+    bool of_halves = b->n_tiles[TILE_FLOAT] == 0;
+    size_t bytes = ((size_t)b->n_rows * at->n_heads * at->head_dim * 2 + 255) / 256 * 256;
+    uint16_t *halves = NULL;
+    if (of_halves && c->wanted.type == CUDA_R_16F && bytes <= c->scratch.x_bytes / 2)
+        halves = (uint16_t *)(c->scratch.x + c->scratch.x_bytes - bytes);
     for (int i = 0; i < TILE_N; i++) {
-        run_class(c, &o->u.attention, (enum tile_class)i, tiles);
-        tiles += c->batch.view.n_tiles[i];
+        run_class(c, at, (enum tile_class)i, tiles, halves);
+        tiles += b->n_tiles[i];
     }
+    /* means of halves: with roundings, at most a little more than the largest half */
+    if (of_halves)
+        c->input = (struct input){at->out, c->scratch.one + SCALAR_TWO, halves,
+                                  halves ? CUDA_R_16F : CUDA_R_32F};
 }
 
 void cuda_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *q,
@@ -94,6 +112,7 @@ void cuda_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, con
         kn_assert(b->seqs[s].kv->head_dim == kv->head_dim &&
                   b->seqs[s].kv->n_kv_heads == kv->n_kv_heads);
     kn_assert(kv->head_dim <= KN_HEAD_DIM_MAX && n_heads % kv->n_kv_heads == 0 && scale > 0.0f);
+    held_run(c, NULL); /* it has tiles of its own */
     batch_tiles(c, n_heads, kv->n_kv_heads, kv->head_dim);
     o.u.attention.q = q;
     o.u.attention.out = out;

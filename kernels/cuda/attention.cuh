@@ -24,6 +24,7 @@ struct attn_args {
     const struct dev_tile *tiles; /* of one class */
     const float *q;
     float *out;
+    uint16_t *halves; /* NULL, or where the result goes as halves, divided by 2, in place of out */
     float *acc;       /* [row][head][split][d], and */
     float2 *top;      /* [row][head][split]: maximum, weight */
     uint32_t *counts; /* of a tile's splits that are done, for each block along x */
@@ -84,6 +85,26 @@ DEV uint2 attn_range(const struct attn_args &a, const struct attn_work &w, uint3
     return lo < hi ? make_uint2(lo, hi) : make_uint2(0, 0);
 }
 
+/* N neighbouring values of the result: value `at` and those behind it. */
+template <int N> DEV void result_store(const struct attn_args &a, size_t at, const float *v)
+{
+    if constexpr (N == 4) {
+        if (a.halves)
+            *(uint2 *)(a.halves + at) =
+                make_uint2(pack2(v[0] * 0.5f, v[1] * 0.5f), pack2(v[2] * 0.5f, v[3] * 0.5f));
+        else
+            *(float4 *)(a.out + at) = make_float4(v[0], v[1], v[2], v[3]);
+    } else if constexpr (N == 2) {
+        if (a.halves)
+            *(uint32_t *)(a.halves + at) = pack2(v[0] * 0.5f, v[1] * 0.5f);
+        else
+            *(float2 *)(a.out + at) = make_float2(v[0], v[1]);
+    } else {
+        for (int i = 0; i < N; i++)
+            a.out[at + i] = v[i];
+    }
+}
+
 /* Where the results of query `at` (attn_at) go: the split's sums or the result. */
 DEV float *attn_target(const struct attn_args &a, const struct attn_work &w, size_t at)
 {
@@ -136,13 +157,8 @@ DEV void query_merge(const struct attn_args &a, uint32_t splits, size_t at)
         float inverse = weight > 0.0f ? 1.0f / weight : 0.0f;
         for (int k = 0; k < W; k++)
             sum[k] *= inverse;
-        if (col < a.d) {
-            if constexpr (W == 4)
-                *(float4 *)(a.out + at * a.d + col) = *(float4 *)sum;
-            else
-                for (int k = 0; k < W; k++)
-                    a.out[at * a.d + col + k] = sum[k];
-        }
+        if (col < a.d)
+            result_store<W>(a, at * a.d + col, sum);
     }
 }
 

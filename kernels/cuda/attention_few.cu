@@ -95,9 +95,11 @@ DEV void few_join(const struct attn_args &a, const struct attn_work &w, const ha
             sum[3] = fmaf(o.w, f, sum[3]);
         }
         float scale = !w.whole ? 1.0f : weight > 0.0f ? 1.0f / weight : 0.0f;
-        if (col < a.d)
-            *(float4 *)(attn_target(a, w, at) + col) =
-                make_float4(sum[0] * scale, sum[1] * scale, sum[2] * scale, sum[3] * scale);
+        const float v[4] = {sum[0] * scale, sum[1] * scale, sum[2] * scale, sum[3] * scale};
+        if (col < a.d && w.whole)
+            result_store<4>(a, at * a.d + col, v);
+        else if (col < a.d)
+            *(float4 *)(attn_target(a, w, at) + col) = *(const float4 *)v;
         if (!w.whole && col == 0)
             a.top[at * a.splits + blockIdx.y] = make_float2(top, weight);
     }

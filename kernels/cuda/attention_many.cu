@@ -108,9 +108,13 @@ DEV void many_store(const struct attn_args &a, const struct attn_work &w, uint32
             a.top[at * a.splits + blockIdx.y] = make_float2(m[r], weight);
 #pragma unroll
         for (uint32_t n = 0; n < D / 8; n++)
-            if (n * 8 < a.d)
-                *(float2 *)(to + n * 8 + 2 * t) =
-                    make_float2(o[n][2 * r] * scale, o[n][2 * r + 1] * scale);
+            if (n * 8 < a.d) {
+                const float v[2] = {o[n][2 * r] * scale, o[n][2 * r + 1] * scale};
+                if (w.whole)
+                    result_store<2>(a, at * a.d + n * 8 + 2 * t, v);
+                else
+                    *(float2 *)(to + n * 8 + 2 * t) = make_float2(v[0], v[1]);
+            }
     }
 }
 

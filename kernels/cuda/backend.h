@@ -211,7 +211,8 @@ struct wanted {
 struct input {
     const float *x;     /* NULL: nothing is known */
     const float *scale; /* device: the power of two that they are divided by as halves */
-    cudaDataType type; /* as in wanted: scratch.x has them so, x may hold anything; CUDA_R_32F: x */
+    const void *data;   /* where they are in this type (of `wanted`); then x may hold anything */
+    cudaDataType type;  /* CUDA_R_32F: x holds them */
 };
 
 /* Floats at scratch.one: constants, and scales that a kernel leaves for a product. */
@@ -445,6 +446,8 @@ void capture_close(struct cuda *c);
 void capture_begin(struct cuda *c, enum stream_kind kind);
 void op_submit(struct cuda *c, const struct op *o);
 void op_run(struct cuda *c, const struct op *o);
+/* Runs the op that was held back. next: the one that follows it, NULL if none does. */
+void held_run(struct cuda *c, const struct op *next);
 void capture_flush(struct cuda *c);
 /* Memory that graphs may point to goes away. */
 void capture_reset(struct cuda *c);

@@ -16,7 +16,7 @@
  *
  * Freed weights and buffers throw all graphs away: a new one at the same address must not look the same.
  *
- * An op whose result a product reads may be held back until the next op is known: rmsnorm and swiglu write the halves that a
+ * An op whose result a product reads may be held back until the next op is known: rmsnorm, swiglu and attention write the halves that a
  * product through cuBLAS wants, or the int8 that one with quantised weights does, in place of floats that somebody would have
  * to read, measure and write again.
  *
@@ -88,23 +88,30 @@ static void op_do(struct cuda *c, const struct op *o)
     run_table[o->kind](c, o);
     if (o->kind == OP_LINEAR)
         c->input.x = NULL;
-    /* means of halves: with roundings, at most a little more than the largest half */
-    if (o->kind == OP_ATTENTION && c->batch.view.n_tiles[TILE_FLOAT] == 0)
-        c->input = (struct input){o->u.attention.out, c->scratch.one + SCALAR_TWO, CUDA_R_32F};
 }
 
-/* Runs the op that was held back. next: the one that follows it, NULL if none does. */
-static void held_run(struct cuda *c, const struct op *next)
+/* How a product wants an op's result. */
+static struct wanted wanted_of(const struct cuda *c, const struct op *o, const struct op_linear *l)
+{
+    const struct op_rmsnorm *r = &o->u.rmsnorm;
+    const struct op_swiglu *s = &o->u.swiglu;
+    const struct op_attention *a = &o->u.attention;
+    if (o->kind == OP_RMSNORM)
+        return linear_wants(c, l, r->out, (size_t)r->rows * r->d);
+    if (o->kind == OP_SWIGLU)
+        return linear_wants(c, l, s->out, s->n);
+    if (o->kind == OP_ATTENTION)
+        return linear_wants(c, l, a->out, (size_t)c->batch.view.n_rows * a->n_heads * a->head_dim);
+    return (struct wanted)WANTED_FLOATS;
+}
+
+void held_run(struct cuda *c, const struct op *next)
 {
     struct op o = c->held;
     c->held.kind = OP_N;
     if (o.kind != OP_N && c->failed == cudaSuccess) {
-        const struct op_rmsnorm *r = &o.u.rmsnorm;
-        const struct op_swiglu *s = &o.u.swiglu;
-        if (next && next->kind == OP_LINEAR && o.kind == OP_RMSNORM)
-            c->wanted = linear_wants(c, &next->u.linear, r->out, (size_t)r->rows * r->d);
-        if (next && next->kind == OP_LINEAR && o.kind == OP_SWIGLU)
-            c->wanted = linear_wants(c, &next->u.linear, s->out, s->n);
+        if (next && next->kind == OP_LINEAR)
+            c->wanted = wanted_of(c, &o, &next->u.linear);
         op_do(c, &o);
     }
     c->wanted = (struct wanted)WANTED_FLOATS;
@@ -128,7 +135,8 @@ void op_run(struct cuda *c, const struct op *o)
         held_run(c, o);
     if (c->failed != cudaSuccess)
         return;
-    if (o->kind == OP_RMSNORM || o->kind == OP_SWIGLU || o->kind == OP_HIDDEN_READ)
+    if (o->kind == OP_RMSNORM || o->kind == OP_SWIGLU || o->kind == OP_HIDDEN_READ ||
+        o->kind == OP_ATTENTION)
         c->held = *o;
     else
         op_do(c, o);

@@ -335,7 +335,7 @@ static void run_plain(struct cuda *c, const struct op_linear *l, uint32_t first,
     bool ready = known.x && type != CUDA_R_32F && known.type == type;
     for (uint32_t r = 0; r < l->rows; r += piece) {
         uint32_t rows = KN_MIN(piece, l->rows - r);
-        struct x_plain x = {c->scratch.x, type, rows, cols, cols, known.scale};
+        struct x_plain x = {known.data, type, rows, cols, cols, known.scale};
         if (!ready)
             x = x_to_plain(c, type, l->x + (size_t)r * cols, rows, cols, known.scale);
         for (uint32_t i = first; i < first + n; i++)

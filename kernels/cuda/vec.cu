@@ -205,8 +205,8 @@ void run_rmsnorm(struct cuda *c, const struct op *o)
         NORM(NORM_PLAIN, r->rows);
     }
 #undef NORM
-    c->input =
-        (struct input){r->out, c->scratch.one + (out.bf16 ? SCALAR_ONE : SCALAR_NORM), to->type};
+    c->input = (struct input){r->out, c->scratch.one + (out.bf16 ? SCALAR_ONE : SCALAR_NORM),
+                              c->scratch.x, to->type};
 }
 
 void cuda_rmsnorm(struct kn *kn, float *out, const float *x, const float *gain, uint32_t rows,
@@ -303,14 +303,14 @@ static void swiglu_for_product(struct cuda *c, const struct op_swiglu *s)
     kn_assert(s->n % 8 == 0 && s->n * 2 <= c->scratch.x_bytes);
     if (c->wanted.type == CUDA_R_16BF) {
         KERNEL_EARLY(c, swiglu_narrow<true>, grid, dim3(256), 0, out, s->gate, s->up, n8, words);
-        c->input = (struct input){s->out, c->scratch.one + SCALAR_ONE, CUDA_R_16BF};
+        c->input = (struct input){s->out, c->scratch.one + SCALAR_ONE, out, CUDA_R_16BF};
         return;
     }
     KERNEL_EARLY(c, swiglu_narrow<false>, grid, dim3(256), 0, out, s->gate, s->up, n8,
                  words + WORD_GATE);
     grid.x = KN_MIN(grid.x, (unsigned)c->n_sms);
     KERNEL_EARLY(c, gate_again, grid, dim3(256), 0, out, s->gate, s->up, n8, words, scale);
-    c->input = (struct input){s->out, scale, CUDA_R_16F};
+    c->input = (struct input){s->out, scale, out, CUDA_R_16F};
 }
 
 void run_swiglu(struct cuda *c, const struct op *o)
@@ -320,7 +320,7 @@ void run_swiglu(struct cuda *c, const struct op *o)
     if (to->type == CUDA_R_8I) {
         struct x_target target = x_int8_target(c, to->weight, to->cols, to->rows_pad);
         x_to_int8(c, &target, s->gate, s->up, to->rows);
-        c->input = (struct input){s->out, NULL, CUDA_R_8I};
+        c->input = (struct input){s->out, NULL, target.codes, CUDA_R_8I};
     } else if (to->type != CUDA_R_32F) {
         swiglu_for_product(c, s);
     } else {
