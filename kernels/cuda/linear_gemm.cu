@@ -1,13 +1,13 @@
 /* linear_gemm.cu: products of 5 to 64 rows with quantised weights: int8 tensor cores, the batch as N.
  *
  *                      128 columns a step (4 blocks of 32)                    a block: 64 weight rows, 4 warps of 16
- *      weights   64 x [ a | b | s | super ]  --cp.async-->  shared, 6 stages  -->  A fragments: codes unpacked in registers
+ *      weights   64 x [ a | b | s | super ]  --cp.async-->  shared, 3 to 6 stages -->  A fragments: codes unpacked in registers
  *      x int8    columns of 128, their scales --cp.async--> shared            -->  B fragments
  *
  * All that a step needs comes through the stages, so that five steps are under way: 20 KiB of 4-bit codes a block, and four
- * or five blocks a multiprocessor (three stages where shared memory is small). Weights of the first steps are asked for
- * before the kernel that makes x has ended. For q4_0 the loop has 20 instructions a tile of 16 x 8 x 32, and about 150 for
- * the rest of a step, which copies 16 bytes of codes twice a thread (sm_90).
+ * or five blocks a multiprocessor (fewer stages with more columns, or where shared memory is small). Weights of the first
+ * steps are asked for before the kernel that makes x has ended. For q4_0 the loop has 20 instructions a tile of 16 x 8 x 32,
+ * and about 150 for the rest of a step, which copies 16 bytes of codes twice a thread (sm_90).
  *
  * One mma makes a 16 x 8 tile of exact sums over a block of 32 (two for types with sub-blocks of 16, the other half of A
  * zero); they are scaled and added to the f32 accumulators at once. The zero point enters as the sums' starting value.
@@ -22,8 +22,8 @@
 
 #define THREADS 128
 #define ROWS 64
-#define STAGES_DEEP 6
-#define STAGES_FLAT 3
+#define STAGES_MIN 3
+#define STAGES_MAX 6
 #define STEP 4 /* blocks of 32 a step */
 #define SPLITS_MAX 8
 
@@ -43,9 +43,9 @@ template <class Q> struct stage_of {
 struct gemm_args {
     struct jobs j;
     struct x_int8 x;
-    uint32_t per;         /* steps of a split */
-    uint32_t stage, deep; /* bytes of a stage; STAGES_DEEP of them */
-    float *part;          /* [split][x.rows_pad][all matrices' rows], or NULL */
+    uint32_t per;           /* steps of a split */
+    uint32_t stage, stages; /* bytes of a stage, and how many there are */
+    float *part;            /* [split][x.rows_pad][all matrices' rows], or NULL */
     uint32_t part_rows, part_at[KN_LINEAR_MAX];
 };
 
@@ -255,12 +255,31 @@ DEV void sums_store(const struct gemm_args &g, uint32_t job, uint32_t mine, floa
         }
 }
 
+/* Blocks a multiprocessor that registers must suffice for, at 64 columns. */
+template <class Q> constexpr int blocks_least()
+{
+    return Q::N_SUB == 2 ? 3 : Q::SUPER || Q::B_BITS > 0 ? 4 : 5;
+}
+
+/* For the oldest of n stages. */
+DEV void stages_wait(uint32_t n)
+{
+    if (n == 6)
+        cpa_wait<4>();
+    else if (n == 5)
+        cpa_wait<3>();
+    else if (n == 4)
+        cpa_wait<2>();
+    else
+        cpa_wait<1>();
+}
+
 template <class Q, int NT>
-__global__ void __launch_bounds__(THREADS, NT == 8 && Q::N_SUB == 2 ? 3 : 4)
+__global__ void __launch_bounds__(THREADS, NT < 8 ? 4 : blocks_least<Q>())
     gemm_int8(struct gemm_args g)
 {
     DYN_SMEM(uint8_t, stages);
-    uint32_t job = job_of(g.j, blockIdx.x), n = g.deep ? STAGES_DEEP : STAGES_FLAT;
+    uint32_t job = job_of(g.j, blockIdx.x), n = g.stages;
     const struct packed p = g.j.p[job];
     uint32_t o = (blockIdx.x - g.j.first[job]) * ROWS;
     uint32_t step = blockIdx.y * g.per, end = min(step + g.per, p.kbp / STEP);
@@ -281,10 +300,7 @@ __global__ void __launch_bounds__(THREADS, NT == 8 && Q::N_SUB == 2 ? 3 : 4)
     }
     uint8_t *now = stages, *ahead = stages + (n - 1) * g.stage, *last = ahead;
     for (; step < end; step++) {
-        if (g.deep)
-            cpa_wait<STAGES_DEEP - 2>();
-        else
-            cpa_wait<STAGES_FLAT - 2>();
+        stages_wait(n);
         __syncthreads(); /* the step has arrived, and the stage that is copied into below is read out */
         if (step + n - 1 < end) {
             weights_copy<Q>(p, c, step + n - 1, ahead);
@@ -332,6 +348,14 @@ template <class Q> static uint32_t stage_bytes(uint32_t cols)
     return stage_of<Q>::X_AT + cols * stage_of<Q>::X_COL;
 }
 
+/* As many as leave shared memory for five blocks a multiprocessor, or for two where there is little. */
+static uint32_t stages_for(const struct cuda *c, uint32_t bytes)
+{
+    size_t blocks = KN_MAX((size_t)2, KN_MIN((size_t)5, c->smem_max / (44 << 10)));
+    size_t fit = (c->smem_max / blocks - 1024) / bytes; /* 1 KiB is the system's */
+    return (uint32_t)KN_MAX((size_t)STAGES_MIN, KN_MIN(fit, (size_t)STAGES_MAX));
+}
+
 template <class Q, int NT> static void launch(struct cuda *c, struct gemm_args *g)
 {
     uint32_t blocks = 0, most = 0, steps = g->j.p[0].kbp / STEP;
@@ -350,9 +374,9 @@ template <class Q, int NT> static void launch(struct cuda *c, struct gemm_args *
     splits = (steps + g->per - 1) / g->per;
     g->part = splits > 1 ? c->scratch.l : NULL;
     g->stage = stage_bytes<Q>(g->x.rows_pad);
-    g->deep = 2 * STAGES_DEEP * (size_t)g->stage <= c->smem_max; /* two blocks are to fit */
-    KERNEL_EARLY(c, (gemm_int8<Q, NT>), dim3(blocks, splits), dim3(THREADS),
-                 (g->deep ? STAGES_DEEP : STAGES_FLAT) * g->stage, *g);
+    g->stages = stages_for(c, g->stage);
+    KERNEL_EARLY(c, (gemm_int8<Q, NT>), dim3(blocks, splits), dim3(THREADS), g->stages * g->stage,
+                 *g);
     if (splits > 1)
         KERNEL_EARLY(c, splits_add, dim3((most + 255) / 256, g->j.rows, g->j.n), dim3(256), 0, *g,
                      splits);
@@ -376,8 +400,8 @@ void gemm_quantised(struct cuda *c, enum kn_type type, struct jobs *j, const str
 /* Both kernels of a type may ask for as much shared memory as there is, or as they can use. */
 template <class Q> static bool smem_ask(struct cuda *c)
 {
-    size_t few = STAGES_DEEP * (size_t)stage_bytes<Q>(16),
-           many = STAGES_DEEP * (size_t)stage_bytes<Q>(GEMM_ROWS);
+    size_t few = STAGES_MAX * (size_t)stage_bytes<Q>(16),
+           many = STAGES_MAX * (size_t)stage_bytes<Q>(GEMM_ROWS);
     return kernel_smem(c, (const void *)gemm_int8<Q, 2>, KN_MIN(few, c->smem_max)) &&
            kernel_smem(c, (const void *)gemm_int8<Q, 8>, KN_MIN(many, c->smem_max));
 }
