@@ -319,6 +319,39 @@ static void copies_come_as_late_as_they_may(void **)
     CUDA(cudaFree(d));
 }
 
+/* Copies of 4 and 8 bytes write just these. */
+__global__ void small_copies(const uint32_t *src, uint32_t *out)
+{
+    DYN_SMEM(uint32_t, s);
+    int t = (int)threadIdx.x;
+    for (int i = 0; i < 4; i++)
+        s[t * 4 + i] = 7;
+    cpa_small<4>(&s[t * 4], &src[t]);
+    cpa_small<8>(&s[t * 4 + 2], &src[32 + 2 * t]);
+    cpa_commit();
+    out[t * 5] = s[t * 4 + 3];
+    cpa_wait<0>();
+    for (int i = 0; i < 4; i++)
+        out[t * 5 + 1 + i] = s[t * 4 + i];
+}
+
+static void small_copies_write_their_bytes(void **)
+{
+    std::vector<uint32_t> from(96);
+    for (uint32_t i = 0; i < 96; i++)
+        from[i] = 100 + i;
+    uint32_t *src = device_of(from), *d = device_new<uint32_t>(32 * 5);
+    LAUNCH(small_copies, dim3(1), dim3(32), 32 * 16, 0, src, d);
+    std::vector<uint32_t> o = host_of(d, 32 * 5);
+    for (uint32_t t = 0; t < 32; t++) {
+        const uint32_t want[] = {~0u, 100 + t, 7, 132 + 2 * t, 133 + 2 * t};
+        for (uint32_t i = 0; i < 5; i++)
+            assert_int_equal(o[t * 5 + i], want[i]);
+    }
+    CUDA(cudaFree(src));
+    CUDA(cudaFree(d));
+}
+
 /* ---- atomics ---- */
 
 __global__ void atomics(int *i, unsigned *u, unsigned long long *u64, float *f)
@@ -461,6 +494,7 @@ int main(void)
         cmocka_unit_test(bytes_are_multiplied),
         cmocka_unit_test(ldmatrix_layouts),
         cmocka_unit_test(copies_come_as_late_as_they_may),
+        cmocka_unit_test(small_copies_write_their_bytes),
         cmocka_unit_test(atomics_sum_up),
         cmocka_unit_test(launches_copy_their_arguments),
         cmocka_unit_test(halves_are_rounded_right),
