@@ -258,7 +258,12 @@ struct kn {
     uint32_t n_threads;
     uint32_t kv_types; /* bit 1u << enum kn_type for each type of kn_kv beside f32 and f16, which
                           every backend takes */
-    char failed[160];  /* once status is KN_EDEVICE: the first call that failed, and how */
+    /* For whoever cuts work into pieces. A product of n rows takes about as long as n + rows_read rows of a large one:
+     * the weights are read once. */
+    uint32_t rows_read;
+    /* A piece that a decode pass waits behind lasts no longer; 0: no wish of the backend's own, whose passes are long. */
+    uint32_t slice_us;
+    char failed[160]; /* once status is KN_EDEVICE: the first call that failed, and how */
     size_t bytes_buffers, bytes_weights, bytes_arena; /* committed now */
     size_t
         bytes_scratch; /* the backend's own work space, all its threads together; the same from open to close */

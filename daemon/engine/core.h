@@ -178,7 +178,8 @@ struct session {
     uint64_t turn[2];
     uint32_t pick_n; /* rows of the pass that is being made; 0: none */
 
-    double row_us; /* what a row of its refresh takes, about; 0: not known */
+    double row_us;       /* what a row of its refresh takes, about; 0: not known */
+    uint32_t slice_rows; /* of the last slice */
     uint64_t prunes, dropped, tokens_in, tokens_out, prune_micros, last_use_us;
     uint64_t prunes_at_end, dropped_at_end;
     uint32_t dropped_why; /* since the last END: bits 1 << enum record_prune_reason */
@@ -547,9 +548,10 @@ void prune_start(struct engine *en, struct session *s, enum record_prune_reason 
 void prune_abort(struct session *s);
 /* Refreshes and scores under way: score_rows_left rows of them. */
 void prunes_run(struct engine *en);
-/* Rows of s's refresh that may run before the next pass, and what they took: micros 0 if it was not a whole slice. */
+/* Rows of s's refresh that may run before the next pass. Around them: begin gives the time, done takes it, or 0: it was no whole slice. */
 uint32_t slice_rows(const struct engine *en, const struct session *s);
-void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t micros);
+uint64_t slice_begin(struct engine *en, struct session *s);
+void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start);
 
 /* scores.c */
 void scores_command(struct engine *en, struct command *c);

@@ -9,10 +9,13 @@
  *
  *   nobody decodes     slice of score_rows rows
  *   neighbours decode  | slice | pass | slice | pass | ...      a slice as long as SLICE_PASSES passes: the gap between two
- *                                                               tokens of a neighbour is what it was, and SLICE_PASSES more
+ *                                                               tokens of a neighbour is what it was, and SLICE_PASSES more;
+ *                                                               and no longer than a device wishes (kn.slice_us)
  *
- * What a pass and what a row of the refresh take is measured while it runs; the first slice of a refresh is SLICE_MIN
- * rows: the rows that come first see most, so what the last ones of an earlier refresh took would promise too much. Where a refresh is cut changes no bit of its result, so time decides nothing but time.
+ * What a pass and what a row of the refresh take is measured while it runs, on a device that has nothing else to do; the first
+ * slice of a refresh is SLICE_MIN rows: the rows that come first see most, so what the last ones of an earlier refresh took would
+ * promise too much. On a CPU, where a refresh is cut changes no bit of its result: time decides nothing but time. On a GPU it may
+ * move a score by what two products of different shapes differ.
  */
 #include "core.h"
 #include "log.h"
@@ -21,6 +24,9 @@
 
 #define SLICE_MIN 2u /* they take about as long as one: weights are read once for both */
 #define SLICE_PASSES 0.75
+#define SLICE_MAX 65536u
+#define SLICE_GROWTH                                                                               \
+    4u /* times the rows of the one before, at most: what few rows hide, many show */
 #define DEAF_US                                                                                    \
     1000000u /* a session whose prune for others failed is not asked again for so long */
 
@@ -135,25 +141,45 @@ static bool can_be_cut(const struct session *s)
     return p->score_rows != NULL || p->walker != NULL;
 }
 
-uint32_t slice_rows(const struct engine *en, const struct session *s)
+/* How long the next slice may take. */
+static double slice_us(const struct engine *en, const struct session *s)
 {
-    uint32_t rows = en->score_rows_left;
-    if (!en->neighbours || !can_be_cut(s))
-        return rows;
-    if (en->decode_us == 0 || s->row_us == 0)
-        return BC_MIN(rows, SLICE_MIN);
-    double fit = SLICE_PASSES * (double)en->decode_us / s->row_us;
-    return fit < (double)rows ? BC_MAX((uint32_t)fit, BC_MIN(rows, SLICE_MIN)) : rows;
+    double us = SLICE_PASSES * (double)en->decode_us;
+    uint32_t most = s->m->kn->slice_us;
+    return most > 0 ? BC_MIN(us, (double)most) : us;
 }
 
-void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t micros)
+uint32_t slice_rows(const struct engine *en, const struct session *s)
+{
+    if (!en->neighbours || !can_be_cut(s))
+        return en->score_rows_left;
+    if (en->decode_us == 0 || s->row_us == 0)
+        return BC_MIN(en->score_rows_left, SLICE_MIN);
+    double fit = slice_us(en, s) / s->row_us;
+    if (evict_params(s->ev)->policy->score_some == NULL) /* whole rows: see evict_rows_done */
+        fit -= s->m->kn->rows_read;
+    fit = BC_MIN(fit, (double)SLICE_GROWTH * s->slice_rows);
+    return (uint32_t)BC_MAX(BC_MIN(fit, (double)SLICE_MAX), (double)SLICE_MIN);
+}
+
+uint64_t slice_begin(struct engine *en, struct session *s)
+{
+    s->m->kn->ops->sync(s->m->kn); /* what was asked for before is not this slice's */
+    return engine_now(en);
+}
+
+void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start)
 {
     bool short_one = en->neighbours && can_be_cut(s);
-    en->score_rows_left -= short_one ? en->score_rows_left : rows;
-    if (micros == 0)
+    double done = evict_rows_done(s->ev);
+    en->score_rows_left -= short_one ? en->score_rows_left : BC_MIN(rows, en->score_rows_left);
+    if (start == 0 || done == 0)
         return;
-    double now = (double)micros / rows;
-    s->row_us = s->row_us == 0 ? now : (s->row_us + now) / 2;
+    double now = (double)(engine_now(en) - start) / done, old = s->row_us;
+    /* Up at once, but a step that somebody else delayed is not believed; down slowly: rows at the head may be cheaper than the
+     * next ones in a layer. */
+    s->row_us = old == 0 ? now : now > old ? BC_MIN(now, 2 * old) : (3 * old + now) / 4;
+    s->slice_rows = rows;
 }
 
 /* One block of rows of one session's refresh. */
@@ -162,13 +188,12 @@ static void prune_step(struct engine *en, struct session *s)
     struct evict_record rec;
     enum evict_answer answer;
     struct err e = {0};
-    uint32_t rows = slice_rows(en, s);
-    uint64_t start = engine_now(en);
-    uint32_t n = BC_MIN(rows, seqcache_count(s->cache));
+    uint32_t rows = slice_rows(en, s), n = BC_MIN(rows, seqcache_count(s->cache));
+    uint64_t start = slice_begin(en, s);
     en->worked = true;
     int rc = evict_run(s->ev, s->m->model, s->cache, s->prune.keep, rows, &answer, &rec, &e);
     bool working = rc == BC_OK && answer == EVICT_WORKING;
-    slice_done(en, s, n, working ? engine_now(en) - start : 0);
+    slice_done(en, s, n, working ? start : 0);
     if (rc < 0)
         prune_failed(en, s, &e);
     else if (answer == EVICT_DONE)

@@ -186,10 +186,10 @@ static int score_block(struct engine *en, struct session *s, struct err *e)
 {
     struct scoring *job = &s->scoring;
     uint32_t rows = slice_rows(en, s), before = job->done;
-    uint64_t start = engine_now(en);
+    uint64_t start = slice_begin(en, s);
     int rc = evict_scores_some(s->ev, s->m->model, s->cache, rows, &job->done, job->value, e);
     if (rc == BC_OK)
-        slice_done(en, s, BC_MIN(rows, job->n), job->done < job->n ? engine_now(en) - start : 0);
+        slice_done(en, s, BC_MIN(rows, job->n), job->done < job->n ? start : 0);
     bc_assert(job->done >= before);
     return rc;
 }

@@ -87,6 +87,12 @@ int evict_set_params(struct evict *ev, const struct evict_params *p, struct err 
     return 0;
 }
 
+double evict_rows_done(const struct evict *ev)
+{
+    MAGIC_OK(ev, EVICT_MAGIC);
+    return ev->rows_done;
+}
+
 bool evict_can_score(const struct evict *ev)
 {
     MAGIC_OK(ev, EVICT_MAGIC);
@@ -229,6 +235,7 @@ static int rows_score(struct evict *ev, struct model *m, const struct seqcache *
     struct evict_rows rows = {.first = *next, .end = end};
     bool done = true;
     int rc;
+    ev->rows_done = 0;
     if (rows.first == rows.end)
         return 0;
     if (policy->walker != NULL) {
@@ -241,6 +248,7 @@ static int rows_score(struct evict *ev, struct model *m, const struct seqcache *
     } else {
         if (max_rows > 0)
             rows.end = rows.first + BC_MIN(max_rows, rows.end - rows.first);
+        ev->rows_done = (double)(rows.end - rows.first) + kn->rows_read;
         rc = policy->score_rows(ev, m, s, rows, value + rows.first, e);
     }
     if (rc == 0 && kn->ops->status(kn) != KN_OK)

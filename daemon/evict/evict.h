@@ -159,6 +159,10 @@ int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t ke
               uint32_t max_rows, enum evict_answer *ret, struct evict_record *ret_record,
               struct err *e);
 void evict_abort(struct evict *ev);
+/* What the last call of evict_run or evict_scores_some did, in rows that take the same time each, kn.rows_read for the reading
+ * of weights among them: of a block that rests between two layers its part of the way through the model, of a walk its part of
+ * all slices. 0: nothing that can be cut. */
+double evict_rows_done(const struct evict *ev);
 /* Frees the arrays of the last record. */
 void evict_forget(struct evict *ev);
 /* Bytes that a run over n tokens in pages of that shape takes beside the cache, at most. */

@@ -56,6 +56,7 @@ struct evict {
     struct evict_job job;
     struct evict_walk walk;
     struct model_rest rest; /* counter-causal, all layers: a block between two layers */
+    double rows_done;       /* of the last call */
 
     float *mass;        /* h2o: attention so far of the tokens that the last prune kept, */
     uint32_t n_mass;    /* which are the first n_mass of the cache; younger ones have none */

@@ -41,7 +41,9 @@ static int score_some(struct evict *ev, struct model *m, const struct seqcache *
         ev->booked_rest = bytes;
         ledger_charge(ev->owner, LEDGER_refresh, bytes);
     }
-    return model_score_some(m, &job, &ev->rest, &rows->first, rows->end, max_rows, value, e);
+    int rc = model_score_some(m, &job, &ev->rest, &rows->first, rows->end, max_rows, value, e);
+    ev->rows_done = ev->rest.spent;
+    return rc;
 }
 
 const struct evict_policy policy_counter_causal = {

@@ -83,8 +83,10 @@ int walk_some(struct evict *ev, const struct seqcache *s, uint32_t max_rows, flo
     w->keys.seq = seqcache_view(s); /* its pages may have been packed more tightly since */
     uint64_t left = (uint64_t)max_rows * w->keys.n_layers * how->rounds / KEYS_SLICE;
     left = max_rows == 0 ? UINT64_MAX : BC_MAX(left, (uint64_t)1);
-    while (w->layer < w->keys.n_layers && left-- > 0)
+    uint64_t slices = 0;
+    for (; w->layer < w->keys.n_layers && slices < left; slices++)
         walk_step(how, w);
+    ev->rows_done = (double)(slices * KEYS_SLICE) / (w->keys.n_layers * how->rounds);
     if (w->layer < w->keys.n_layers)
         return 0;
     walk_close(ev);

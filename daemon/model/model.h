@@ -91,14 +91,17 @@ int model_score_rows(struct model *m, const struct model_score *job, uint32_t fi
 /* SCORE by all layers in pieces shorter than a row's way through the model: a block of rows may rest between two layers, or before
  * the head, while other passes run. n, layer and headed 0: none rests. */
 #define MODEL_REST_ROWS 64u
+#define MODEL_REST_ROWS_MIN 8u
 struct model_rest {
     uint32_t n, layer,
-        headed; /* rows of the block; layers behind them; rows that have their score */
-    float *x;   /* what the rows are there, the caller's: [MODEL_REST_ROWS][d_model] HOST */
+        headed;   /* rows of the block; layers behind them; rows that have their score */
+    float *x;     /* what the rows are there, the caller's: [MODEL_REST_ROWS][d_model] HOST */
+    double spent; /* rows' worth of work of the last call, with kn.rows_read for every block */
 };
-/* Goes on with cache indices *next .. end - 1 of a job that is not fast, for about max_rows rows' worth of layers, at least one
- * layer of a block. *next moves on by whole blocks; scores go to ret_scores[cache index]. However the work is
- * cut, the results are those of model_score_rows. */
+/* Goes on with cache indices *next .. end - 1 of a job that is not fast, for no more than max_rows rows' worth of layers, but at
+ * least one step of a block: MODEL_REST_ROWS rows, or as many as one layer of which fits into max_rows (at least
+ * MODEL_REST_ROWS_MIN, and half of kn.rows_read), go through one layer, or one row meets the head. *next moves on by whole blocks; scores go to
+ * ret_scores[cache index]. Rows do not depend on their block, so the results are those of model_score_rows. */
 int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
                      uint32_t *next, uint32_t end, uint32_t max_rows, float *ret_scores,
                      struct err *e);

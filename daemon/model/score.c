@@ -112,11 +112,33 @@ static uint32_t head_layers(const struct model *m, const struct model_score *job
     return job->logprob ? 1 + (uint32_t)(hp->n_vocab / layer) : 0;
 }
 
-/* The block goes through layers, one at least, until *left (rows x layers) is not enough for another. */
-static int rest_layers(struct model *m, const struct model_score *job, struct model_rest *rest,
-                       uint32_t first, uint64_t *left, struct err *e)
+/* A call of model_score_some: what it may take and what it took, in rows x layers. */
+struct piece {
+    struct model *m;
+    const struct model_score *job;
+    struct model_rest *rest;
+    float *ret;
+    uint64_t may, took;
+};
+
+/* A step that still fits, or the first one. */
+static bool may_take(const struct piece *c, uint64_t cost)
 {
-    struct kn_batch b = score_batch(m, job, first, rest->n);
+    return c->took == 0 || c->took + cost <= c->may;
+}
+
+/* What n rows take, in rows: their products read a weight first. */
+static uint64_t rows_worth(const struct piece *c, uint32_t n)
+{
+    return n + (uint64_t)c->m->kn->rows_read;
+}
+
+/* The block goes through layers as far as it may. */
+static int rest_layers(struct piece *c, uint32_t first, struct err *e)
+{
+    struct model *m = c->m;
+    struct model_rest *rest = c->rest;
+    struct kn_batch b = score_batch(m, c->job, first, rest->n);
     struct pass p = model_pass(m, &b);
     size_t bytes = (size_t)rest->n * m->hp.d_model * sizeof *rest->x;
 
@@ -128,29 +150,64 @@ static int rest_layers(struct model *m, const struct model_score *job, struct mo
     do {
         m->arch->layer(&p, &m->w.layers[rest->layer], rest->layer, LAYER_Q | LAYER_MLP);
         rest->layer++;
-        *left -= BC_MIN(*left, (uint64_t)rest->n);
-    } while (rest->layer < m->hp.n_layers && *left >= rest->n);
+        c->took += rows_worth(c, rest->n);
+    } while (rest->layer < m->hp.n_layers && may_take(c, rows_worth(c, rest->n)));
     m->kn->ops->download(m->kn, rest->x, p.x, bytes);
     return model_pass_end(m, &p, e);
 }
 
-/* Some of its rows meet the head. */
-static int rest_head(struct model *m, const struct model_score *job, struct model_rest *rest,
-                     uint32_t first, uint64_t *left, float *ret, struct err *e)
+/* Rows that may meet the head now: all of them where that is one row of it each. */
+static uint32_t head_rows(const struct piece *c)
 {
-    uint32_t cost = head_layers(m, job), n = rest->n - rest->headed, d = m->hp.d_model;
-    if (cost > 0)
-        n = BC_MIN(n, (uint32_t)BC_MAX(*left / cost, (uint64_t)1));
-    struct kn_batch b = score_batch(m, job, first + rest->headed, n);
+    uint32_t cost = head_layers(c->m, c->job), n = c->rest->n - c->rest->headed;
+    if (cost == 0)
+        return n;
+    uint64_t fit = (c->may - BC_MIN(c->may, c->took)) / cost;
+    fit -= BC_MIN(fit, rows_worth(c, 0));
+    return BC_MIN(n, (uint32_t)BC_MAX(fit, (uint64_t)(c->took == 0)));
+}
+
+/* The next n of its rows meet the head. */
+static int rest_head(struct piece *c, uint32_t first, uint32_t n, struct err *e)
+{
+    struct model *m = c->m;
+    struct model_rest *rest = c->rest;
+    uint32_t d = m->hp.d_model;
+    struct kn_batch b = score_batch(m, c->job, first + rest->headed, n);
     struct pass p = model_pass(m, &b);
 
     m->kn->ops->batch_begin(m->kn, &b);
     m->kn->ops->upload(m->kn, p.x, rest->x + (size_t)rest->headed * d,
                        (size_t)n * d * sizeof *rest->x);
-    score_head(m, job, &p, ret + first + rest->headed);
+    score_head(m, c->job, &p, c->ret + first + rest->headed);
     rest->headed += n;
-    *left -= BC_MIN(*left, (uint64_t)n * cost);
+    c->took += rows_worth(c, n) * head_layers(m, c->job);
     return model_pass_end(m, &p, e);
+}
+
+/* A step of the block that rests, or of the next one. *ret_more: it was taken. */
+static int rest_step(struct piece *c, uint32_t first, uint32_t n_left, bool *ret_more,
+                     struct err *e)
+{
+    struct model_rest *rest = c->rest;
+    /* half a block where little is asked for at a time: a layer of a whole one may be more than that */
+    uint32_t most = c->may < (uint64_t)MODEL_REST_ROWS * c->m->hp.n_layers ? MODEL_REST_ROWS / 2
+                                                                           : MODEL_REST_ROWS;
+    most = BC_MIN(BC_MIN(BC_MAX(most, c->m->kn->rows_read / 2), c->m->info.max_rows), n_left);
+
+    if (rest->n == 0) {
+        uint64_t read = rows_worth(c, 0), fit = c->may - BC_MIN(c->may, read);
+        fit =
+            BC_MAX(fit, BC_MAX(read / 2, (uint64_t)MODEL_REST_ROWS_MIN)); /* fewer are not faster */
+        rest->n = (uint32_t)BC_MIN(fit, (uint64_t)most);
+    }
+    if (rest->layer < c->m->hp.n_layers) {
+        *ret_more = may_take(c, rows_worth(c, rest->n));
+        return *ret_more ? rest_layers(c, first, e) : BC_OK;
+    }
+    uint32_t n = head_rows(c);
+    *ret_more = n > 0;
+    return *ret_more ? rest_head(c, first, n, e) : BC_OK;
 }
 
 int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
@@ -160,26 +217,19 @@ int model_score_some(struct model *m, const struct model_score *job, struct mode
     MAGIC_OK(m, MODEL_MAGIC);
     bc_assert(!job->fast && end <= job->seq.n && *next <= end && max_rows > 0);
     uint32_t stop = BC_MIN(end, BC_MAX(rows_seeing(job), *next));
-    /* half a block where little is asked for at a time: a layer of a whole one may be more than that */
-    uint32_t most = max_rows < MODEL_REST_ROWS ? MODEL_REST_ROWS / 2 : MODEL_REST_ROWS;
-    most = BC_MIN(most, m->info.max_rows);
-    uint64_t left = (uint64_t)max_rows * m->hp.n_layers;
+    struct piece c = {m, job, rest, ret_scores, (uint64_t)max_rows * m->hp.n_layers, 0};
+    bool more = true;
 
-    for (bool begun = false; *next < stop && left > 0; begun = true) {
-        if (rest->n == 0)
-            *rest = (struct model_rest){.n = BC_MIN(most, stop - *next), .x = rest->x};
-        if (begun && rest->layer < m->hp.n_layers && left < rest->n)
-            break;
-        int rc = rest->layer < m->hp.n_layers
-                     ? rest_layers(m, job, rest, *next, &left, e)
-                     : rest_head(m, job, rest, *next, &left, ret_scores, e);
+    while (*next < stop && more) {
+        int rc = rest_step(&c, *next, stop - *next, &more, e);
         if (rc)
             return rc;
-        if (rest->headed < rest->n)
+        if (rest->n > rest->headed)
             continue;
         *next += rest->n;
         *rest = (struct model_rest){.x = rest->x};
     }
+    rest->spent = (double)c.took / m->hp.n_layers;
     if (*next < stop)
         return BC_OK;
     for (uint32_t i = stop; i < end; i++)

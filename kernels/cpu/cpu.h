@@ -12,6 +12,7 @@
 #define STAGE_ROWS 256 /* rows staged at a time, at most */
 #define ACC_ROWS 64    /* rows and outputs that a thread sums up before it writes them */
 #define ACC_COLS (CPU_FLOAT_GROUPS * CPU_LANES)
+#define ROWS_READ 4      /* kn.rows_read */
 #define LSE_ROWS 64      /* rows of a row_lse piece */
 #define LSE_SLICE 512    /* vocabulary rows that are summed together: fixed, see row_lse */
 #define LSE_SLICES 256   /* slices of one parallel loop */

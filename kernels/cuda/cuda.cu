@@ -288,6 +288,8 @@ kn_cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t wh
     c->pub.name = "cuda";
 #endif
     c->pub.n_threads = 1;
+    c->pub.slice_us = SLICE_US;
+    c->pub.rows_read = ROWS_READ;
     int code = options_check(c, opt, why, why_len);
     if (code != KN_OK) {
         parts_close(c);

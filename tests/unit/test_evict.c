@@ -49,6 +49,7 @@ int model_score_some(struct model *m, const struct model_score *job, struct mode
     uint32_t n = BC_MIN(max_rows, end - *next);
     int rc = model_score_rows(m, job, *next, n, ret_scores + *next, e);
     bc_assert(rest->x != NULL);
+    rest->spent = n;
     if (rc == 0)
         *next += n;
     return rc;

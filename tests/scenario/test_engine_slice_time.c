@@ -1,0 +1,218 @@
+/* How long the slices of a refresh take on a slow device: no longer than the device wishes and than SLICE_PASSES passes of the
+ * neighbour that waits behind them, for all four scores, whatever the device is limited by, and not much less.
+ *
+ * The device is the cpu backend with a clock of its own: every op takes what a roofline says of its shape, and as on a GPU an op
+ * returns before it has run; the clock moves when somebody waits for the device.
+ *
+ *   ns of an op = launch + bytes of its weights x read + rows x bytes x compute + visible keys x attend */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include "core.h"
+#include "durable_test.h"
+
+#define BUDGET 700u
+#define KEEP 350u
+#define PASSES 0.75
+#define FILLED 0.6 /* a mean slice takes so much of what it may, at least */
+
+static int32_t prompt[BUDGET + 5];
+
+/* What a device is limited by. ns */
+static const struct device {
+    const char *name;
+    double launch, read, compute, attend; /* a op, a byte, a byte and row, a key and row */
+    uint32_t slice_us, rows_read;
+    double
+        slack; /* a slice may be so many times as long: rates are learned from the slices before */
+} devices[] = {
+    {"bytes, as a GPU", 3000, 2, 0.016, 0.02, 2000, 128, 1.1},
+    {"bytes, without a wish", 3000, 2, 0.016, 0.02, 0, 128, 1.1},
+    {"arithmetic, as a CPU", 100, 1, 0.25, 1, 0, 4, 1.1},
+    {"attention: a row costs much in a layer, little at the head", 3000, 2, 0.016, 20, 2000, 128,
+     1.3},
+};
+
+static struct slow {
+    const struct device *how;
+    const struct kn_ops *real;
+    struct kn_ops ops;
+    struct eh *h;
+    double queued, spare; /* ns: asked for, not waited for; not a whole microsecond */
+    double pass, slice;   /* ns since the neighbour's last token */
+    bool in_slice;
+    const struct kn_batch *b;
+} slow;
+
+static void takes(double ns)
+{
+    slow.queued += slow.how->launch + ns;
+    *(slow.in_slice ? &slow.slice : &slow.pass) += slow.how->launch + ns;
+}
+
+static void waits(void)
+{
+    double ns = slow.queued + slow.spare;
+    uint64_t us = (uint64_t)(ns / 1000);
+    slow.queued = 0;
+    slow.spare = ns - 1000.0 * (double)us;
+    eh_pass(slow.h, us);
+}
+
+static double weight(const struct kn_weight *w, uint32_t rows)
+{
+    double bytes = (double)slow.real->weight_bytes(w);
+    return bytes * slow.how->read + rows * bytes * slow.how->compute;
+}
+
+static void slow_batch_begin(struct kn *kn, const struct kn_batch *b)
+{
+    slow.b = b;
+    slow.in_slice = b->slots == NULL;
+    slow.real->batch_begin(kn, b);
+}
+
+static void slow_linear(struct kn *kn, uint32_t n, const struct kn_weight *const *w,
+                        const float *const *bias, const float *x, uint32_t rows, float *const *outs,
+                        bool add)
+{
+    for (uint32_t i = 0; i < n; i++)
+        takes(weight(w[i], rows));
+    slow.real->linear(kn, n, w, bias, x, rows, outs, add);
+}
+
+static void slow_attention(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *q,
+                           uint32_t n_heads, float scale, float *out)
+{
+    uint64_t keys = 0;
+    for (uint32_t r = 0; r < b->n_rows; r++)
+        keys += b->hi[r] - b->lo[r];
+    takes((double)keys * slow.how->attend);
+    slow.real->attention(kn, b, layer, q, n_heads, scale, out);
+}
+
+static void slow_row_logit(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
+                           const int32_t *ids, float *ret)
+{
+    takes(0);
+    waits();
+    slow.real->row_logit(kn, w, x, rows, ids, ret);
+}
+
+static void slow_row_lse(struct kn *kn, const struct kn_weight *w, const float *x, uint32_t rows,
+                         float *ret)
+{
+    takes(weight(w, rows));
+    waits();
+    slow.real->row_lse(kn, w, x, rows, ret);
+}
+
+static void slow_download(struct kn *kn, void *dst, const void *src, size_t bytes)
+{
+    waits();
+    slow.real->download(kn, dst, src, bytes);
+}
+
+static void slow_sync(struct kn *kn)
+{
+    waits();
+    slow.real->sync(kn);
+}
+
+static void slow_open(struct eh *h, const struct device *how)
+{
+    struct kn *kn = h->en->default_model->kn;
+    slow = (struct slow){.how = how, .real = kn->ops, .ops = *kn->ops, .h = h};
+    slow.ops.batch_begin = slow_batch_begin;
+    slow.ops.linear = slow_linear;
+    slow.ops.attention = slow_attention;
+    slow.ops.row_logit = slow_row_logit;
+    slow.ops.row_lse = slow_row_lse;
+    slow.ops.download = slow_download;
+    slow.ops.sync = slow_sync;
+    kn->ops = &slow.ops;
+    kn->slice_us = how->slice_us;
+    kn->rows_read = how->rows_read;
+}
+
+/* What the neighbour sees of the other's refresh. */
+struct watch {
+    uint64_t victim;
+    uint32_t slices;
+    double total, longest; /* parts of what a slice may take */
+};
+
+/* A prompt's passes are not looked at: its chunks are cut by rows. */
+static void look(struct eh *h)
+{
+    struct watch *w = h->arg;
+    const struct session *s = sess_find(h->en, w->victim);
+    if (slow.slice > 0 && s->prune.active &&
+        w->slices++ > 0) { /* the first one is a guess, of few rows */
+        double limit = PASSES * 1000 * (double)h->en->decode_us;
+        if (slow.how->slice_us > 0)
+            limit = BC_MIN(limit, 1000.0 * slow.how->slice_us);
+        w->total += slow.slice / limit;
+        w->longest = BC_MAX(w->longest, slow.slice / limit);
+    }
+    slow.slice = slow.pass = 0;
+}
+
+static void refresh(const struct device *how, const char *policy, const char *score,
+                    uint32_t *ret_cut)
+{
+    struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
+    struct generate_options endless = eh_greedy(3000), o = eh_greedy(2);
+    struct watch w = {0};
+    slow_open(h, how);
+    w.victim = eh_session(h, &(struct eh_ask){.policy = policy,
+                                              .score = score,
+                                              .span = 1,
+                                              .budget_tokens = BUDGET,
+                                              .keep = KEEP});
+    uint64_t neighbour = eh_session(h, &(struct eh_ask){.policy = "none"});
+    endless.ignore_end = true;
+    eh_ids(h, neighbour, prompt, 5, &endless);
+    while (eh_stream(h, neighbour)->n_ids < 5)
+        eh_step(h);
+    h->arg = &w;
+    h->on_step = look;
+    eh_ids(h, w.victim, prompt, ARRAY_LEN(prompt), &o);
+    eh_run_to_end(h, w.victim);
+    assert_int_equal(eh_stream(h, w.victim)->n_prunes, 1);
+    if (w.longest > how->slack)
+        fail_msg("%s, %s %s: a slice took %.2f times as long as it may", how->name, policy, score,
+                 w.longest);
+    if (w.slices > 3 && w.total / (w.slices - 1) < FILLED)
+        fail_msg("%s, %s %s: %u slices took %.2f of what they may", how->name, policy, score,
+                 w.slices, w.total / (w.slices - 1));
+    *ret_cut += w.slices > 3;
+    h->on_step = NULL;
+    eh_close(&h);
+}
+
+static void no_slice_is_longer_than_it_may_be(void **state)
+{
+    (void)state;
+    static const char *const scores[] = {"logit", "logprob"};
+    prompt_fill(prompt, ARRAY_LEN(prompt), 5);
+    for (int k = 0; k < 4; k++) {
+        uint32_t cut = 0; /* devices on which there was something to see */
+        for (size_t d = 0; d < ARRAY_LEN(devices); d++)
+            refresh(&devices[d], k < 2 ? "counter_causal" : "counter_causal_fast", scores[k % 2],
+                    &cut);
+        assert_true(cut > 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_slice_is_longer_than_it_may_be),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
