@@ -134,6 +134,7 @@ static void *loader_main(void *arg)
 
 static void daemon_stop(struct daemon *d, const char *why);
 static void daemon_reload(struct daemon *d);
+static void on_watch(uv_timer_t *handle);
 
 static void on_loaded(uv_async_t *handle)
 {
@@ -151,6 +152,8 @@ static void on_loaded(uv_async_t *handle)
     d->engine = d->load_engine;
     d->state = DAEMON_SERVING;
     server_engine(d->server, d->engine);
+    if (d->opt.config->daemon_device_timeout > 0)
+        uv_timer_start(&d->watch, on_watch, DAEMON_WATCH_MS, DAEMON_WATCH_MS);
     snprintf(status, sizeof status, "Serving %.90s on %.107s", engine_default_model(d->engine),
              d->opt.listener.path);
     log_info("daemon", "%s", status);
@@ -184,6 +187,7 @@ static void daemon_finish(struct daemon *d)
     close_if_open((uv_handle_t *)&d->loaded);
     close_if_open((uv_handle_t *)&d->stopped);
     close_if_open((uv_handle_t *)&d->deadline);
+    close_if_open((uv_handle_t *)&d->watch);
     close_if_open((uv_handle_t *)&d->parent);
 }
 
@@ -237,6 +241,17 @@ static void on_fatal(void *arg, const struct err *e)
     d->exit_code = DAEMON_EXIT_DEVICE;
     if (d->state != DAEMON_STOPPING)
         daemon_stop(d, "fatal error");
+}
+
+static void on_watch(uv_timer_t *handle)
+{
+    struct daemon *d = handle->data;
+    uint64_t most = d->opt.config->daemon_device_timeout;
+    if (engine_device_waits(d->engine) * (uint64_t)DAEMON_WATCH_MS < most * 1000)
+        return;
+    log_error("daemon", "the device failed: no answer for %llu s", (unsigned long long)most);
+    d->exit_code = DAEMON_EXIT_DEVICE;
+    daemon_leave(d);
 }
 
 /* ---- SIGHUP */
@@ -379,11 +394,11 @@ int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err 
     if (uv_loop_init(&d->loop) < 0 || signals_start(d) < 0 ||
         uv_async_init(&d->loop, &d->loaded, on_loaded) < 0 ||
         uv_async_init(&d->loop, &d->stopped, on_stopped) < 0 ||
-        uv_timer_init(&d->loop, &d->deadline) < 0) {
+        uv_timer_init(&d->loop, &d->deadline) < 0 || uv_timer_init(&d->loop, &d->watch) < 0) {
         rc = err_set(e, BC_EIO, "", "the event loop could not be made");
         goto fail;
     }
-    d->loaded.data = d->stopped.data = d->deadline.data = d;
+    d->loaded.data = d->stopped.data = d->deadline.data = d->watch.data = d;
     if ((rc = parent_start(d, e)) < 0 || (rc = server_open(&d->server, &so, e)) < 0)
         goto fail;
     if (pthread_create(&d->loader, NULL, loader_main, d) != 0) {

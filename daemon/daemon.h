@@ -6,6 +6,9 @@
  *      '-- SIGTERM, SIGINT, parent gone, fatal error
  *            '----------> STOPPING=1, nobody new, requests end with RETRY, rings are filled, closed
  *   daemon_run returns the exit code: 0, 1 (could not start), 70 (the device failed)
+ *
+ * A device that hangs cannot be called back, nor can the engine that waits for it: the loop looks at the engine's waits
+ * once a second (DAEMON_WATCH_MS) and ends the process when one has lasted for device_timeout.
  */
 #ifndef BACKCAST_DAEMON_H
 #define BACKCAST_DAEMON_H
@@ -19,6 +22,7 @@
 #define DAEMON_MAGIC 0x6461656du
 #define DAEMON_STOP_MS 4000 /* then the process ends without the engine's consent */
 #define DAEMON_EXIT_DEVICE 70
+#define DAEMON_WATCH_MS 1000
 
 struct daemon_options {
     struct config *config; /* becomes the daemon's */
@@ -46,7 +50,7 @@ struct daemon {
     int exit_code;
     uv_signal_t signals[3];
     uv_async_t loaded, stopped;
-    uv_timer_t deadline;
+    uv_timer_t deadline, watch;
     uv_poll_t parent;
     pthread_t loader, stopper;
     bool loader_runs;

@@ -277,7 +277,10 @@ struct kn_options {
     bool pin;         /* cpu: each thread but the caller's keeps to one core of the affinity mask */
     const char *
         inject; /* NULL; for tests of a device's failures (cuda): "CALL:NTH[:ERROR[:COUNT]]", the nth such call of
-                   the runtime, or "launch", and COUNT - 1 more after it fail with this error */
+                   the runtime, or "launch", and COUNT - 1 more after it fail with this error; "CALL:NTH:hang": it never returns */
+    uint32_t *
+        waits; /* NULL, or the caller's: a backend with a device makes it odd while a call may wait for that, from the thread
+                  that called; it goes up with every such call. For __atomic loads of another thread, who can tell a device that hangs */
 };
 
 /* registry.c. why (>= 160 bytes, may be NULL) says in a sentence why a backend was refused; after KN_OK it is empty or

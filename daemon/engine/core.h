@@ -45,13 +45,20 @@
 
 /* ASLEEP: its weights were freed because nobody used it; none of its sessions has a page. */
 enum model_state { MODEL_LOADING, MODEL_READY, MODEL_FAILED, MODEL_ASLEEP };
+/* A backend's waiting for its device, see engine_device_waits. */
+struct device_watch {
+    uint32_t waits; /* the backend's: kn_options */
+    bool taken;
+    uint32_t seen, looks; /* the loop's */
+};
 struct model_ref {
     unsigned magic;
     struct model_ref *next;
     enum model_state state;
     struct engine *en;
     char name[96], chat_template[32];
-    char *path;             /* canonical, malloced */
+    char *path; /* canonical, malloced */
+    struct device_watch *watch;
     struct kn *kn;          /* of its own: a load runs beside other models' passes */
     struct model *model;    /* READY */
     struct model_info info; /* from the first load on, the same for ever */
@@ -205,6 +212,7 @@ struct engine {
     bool wait_memory; /* a session waits for memory that will come: look again */
 
     struct model_ref *models, *default_model;
+    struct device_watch watch[ENGINE_MODELS_MAX];
     struct share_tree *trees;
     uint64_t trees_look_us; /* when to look again for what has been idle too long */
     struct session **list;  /* [n_sessions] live ones, any order */

@@ -130,6 +130,20 @@ const char *engine_failure(const struct engine *en)
     return engine_failed(en) ? en->failure.text : "";
 }
 
+uint32_t engine_device_waits(struct engine *en)
+{
+    MAGIC_OK(en, ENGINE_MAGIC);
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < ENGINE_MODELS_MAX; i++) {
+        struct device_watch *w = &en->watch[i];
+        uint32_t now = __atomic_load_n(&w->waits, __ATOMIC_ACQUIRE);
+        w->looks = now % 2 != 0 && now == w->seen ? w->looks + 1 : 0;
+        w->seen = now;
+        most = BC_MAX(most, w->looks);
+    }
+    return most;
+}
+
 /* ---- opening ---- */
 
 static char *copy_or_null(const char *s)

@@ -403,6 +403,9 @@ void engine_counts(const struct engine *en, struct engine_counts *ret);
 void engine_totals(struct engine *en, struct engine_counts *ret);
 /* The device failed: every request ended with END_ERROR and none is taken any more (any thread). */
 bool engine_failed(const struct engine *en);
+/* How many calls of this function in a row have found one and the same wait of the engine, or of a load, for its device:
+ * called at even times, by one thread, it tells a device that hangs. A process that is stopped does not call, and does not count. */
+uint32_t engine_device_waits(struct engine *en);
 const char *engine_failure(const struct engine *en); /* the device's failure in a sentence, or "" */
 const char *engine_default_model(const struct engine *en);
 struct ledger *engine_ledger(const struct engine *en);

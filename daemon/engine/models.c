@@ -70,6 +70,17 @@ static void name_of_path(const struct engine *en, const char *path, char *ret, s
         memcpy(ret, path, strlen(path) + 1);
 }
 
+/* ref_room has made a place. */
+static struct device_watch *watch_take(struct engine *en)
+{
+    uint32_t i = 0;
+    while (en->watch[i].taken)
+        i++;
+    bc_assert(i < ENGINE_MODELS_MAX);
+    en->watch[i].taken = true;
+    return &en->watch[i];
+}
+
 static struct model_ref *ref_new(struct engine *en, char *path, const char *name,
                                  const char *chat_template)
 {
@@ -78,6 +89,7 @@ static struct model_ref *ref_new(struct engine *en, char *path, const char *name
         return NULL;
     m->magic = MODEL_REF_MAGIC;
     m->en = en;
+    m->watch = watch_take(en);
     m->path = path;
     if (name != NULL)
         snprintf(m->name, sizeof m->name, "%s", name);
@@ -308,7 +320,8 @@ static int load_lasting(struct model_ref *m, const struct gguf *g, struct err *e
                             .isa = opt->isa,
                             .threads = opt->threads,
                             .pin = opt->pin,
-                            .inject = opt->inject};
+                            .inject = opt->inject,
+                            .waits = &m->watch->waits};
     char why[WHY_LEN] = "";
     int rc = tok_open(&m->tok, g, e);
     if (rc < 0)
@@ -571,6 +584,7 @@ void models_drop(struct engine *en, struct model_ref **pm)
     for (unsigned i = 0; i < N_LEDGER; i++)
         ledger_set(&m->owner, (enum ledger_kind)i, 0);
     ledger_owner_close(&m->owner);
+    m->watch->taken = false;
     free(m->path);
     m->magic = 0;
     free(m);

@@ -301,6 +301,7 @@ struct inject {
     char call[48]; /* the name of the call that fails; "" none */
     unsigned nth, seen, count;
     cudaError_t error;
+    bool hang; /* it does not return instead */
 };
 
 struct arena; /* arena.cu */
@@ -325,6 +326,7 @@ struct cuda {
     bool early;      /* launches may overlap the one in front */
     cudaError_t failed;
     struct inject inject;
+    uint32_t *waits, nobodys; /* kn_options.waits, or &nobodys */
     struct rt_driver driver;
     cudaStream_t streams[STREAM_N], stream;
     cudaEvent_t handoff;
@@ -358,19 +360,33 @@ bool is_done(struct cuda *c, cudaError_t e, const char *query);
 /* Is this the call that has to fail? Then its error. */
 cudaError_t cuda_injected(struct cuda *c, const char *call);
 
+/* Around whatever may wait for the device: even a launch does, when the queue is full. */
+static inline void wait_begin(struct cuda *c)
+{
+    __atomic_store_n(c->waits, *c->waits | 1, __ATOMIC_RELEASE);
+}
+static inline bool wait_end(struct cuda *c, bool ok)
+{
+    __atomic_store_n(c->waits, (*c->waits | 1) + 1, __ATOMIC_RELEASE);
+    return ok;
+}
+
 /* TRY: one call of the runtime and its error. RUN: the same, and an error is a failure of the device; true if none. */
 #define TRY(c, call, ...)                                                                          \
     (cuda_injected(c, #call) != cudaSuccess ? (c)->inject.error : call(__VA_ARGS__))
-#define RUN(c, call, ...) cuda_ok(c, TRY(c, call, __VA_ARGS__), #call)
+#define RUN(c, call, ...) (wait_begin(c), wait_end(c, cuda_ok(c, TRY(c, call, __VA_ARGS__), #call)))
 #define RUN_BLAS(c, call, ...)                                                                     \
-    (cuda_injected(c, #call) != cudaSuccess ? cuda_ok(c, (c)->inject.error, #call)                 \
-                                            : cuda_blas_ok(c, call(__VA_ARGS__), #call))
+    (wait_begin(c), wait_end(c, cuda_injected(c, #call) != cudaSuccess                             \
+                                    ? cuda_ok(c, (c)->inject.error, #call)                         \
+                                    : cuda_blas_ok(c, call(__VA_ARGS__), #call)))
 /* A launch on the pass's stream. What is wrong with it shows at once, what goes wrong in it at a later call. */
 #define KERNEL_BY(c, how, kernel, grid, block, smem, ...)                                          \
     do {                                                                                           \
         if ((c)->failed == cudaSuccess) {                                                          \
+            wait_begin(c);                                                                         \
             how(kernel, grid, block, smem, (c)->stream, __VA_ARGS__);                              \
             cudaError_t injected_ = cuda_injected(c, "launch");                                    \
+            wait_end(c, true);                                                                     \
             cuda_ok(c, injected_ != cudaSuccess ? injected_ : cudaGetLastError(), #kernel);        \
         }                                                                                          \
     } while (0)

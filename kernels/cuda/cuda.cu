@@ -4,6 +4,7 @@
  * once is asked for here (streams, scratch, pinned memory), so that a pass allocates nothing. */
 #include "backend.h"
 #include "port.cuh"
+#include <unistd.h>
 
 static const struct kn_ops cuda_ops = {
     .close = cuda_close,
@@ -83,17 +84,27 @@ cudaError_t cuda_injected(struct cuda *c, const char *call)
     if (i->nth == 0 || strcmp(i->call, call) != 0)
         return cudaSuccess;
     i->seen++;
-    return i->seen >= i->nth && i->seen - i->nth < i->count ? i->error : cudaSuccess;
+    if (i->seen < i->nth || i->seen - i->nth >= i->count)
+        return cudaSuccess;
+    while (i->hang)
+        pause();
+    return i->error;
 }
 
 /* "CALL:NTH[:ERROR[:COUNT]]": COUNT such calls of the runtime (or "launch") fail from the nth on, by default one, as a
- * kernel that died. */
+ * kernel that died. "CALL:NTH:hang": the nth does not return. */
 static bool inject_parse(struct inject *i, const char *text)
 {
     unsigned nth = 0, error = cudaErrorLaunchFailure, count = 1;
-    char call[sizeof i->call], more;
-    int n = sscanf(text, "%47[A-Za-z]:%u:%u:%u%c", call, &nth, &error, &count, &more);
-    if (n < 2 || n > 4 || nth == 0 || error == 0 || count == 0)
+    char call[sizeof i->call];
+    int end[3] = {0, 0, 0}; /* behind NTH, ERROR, COUNT */
+    int n = sscanf(text, "%47[A-Za-z]:%u%n:%u%n:%u%n", call, &nth, &end[0], &error, &end[1], &count,
+                   &end[2]);
+    if (n < 2 || nth == 0 || error == 0 || count == 0)
+        return false;
+    const char *rest = text + end[n - 2];
+    i->hang = n == 2 && strcmp(rest, ":hang") == 0;
+    if (*rest != '\0' && !i->hang)
         return false;
     memcpy(i->call, call, sizeof call);
     i->nth = nth;
@@ -256,7 +267,9 @@ static void parts_close(struct cuda *c)
 static int options_check(struct cuda *c, const struct kn_options *opt, char *why, size_t why_len)
 {
     if (opt->inject && !inject_parse(&c->inject, opt->inject)) {
-        snprintf(why, why_len, "inject \"%.60s\": must be CALL:NTH[:ERROR[:COUNT]]", opt->inject);
+        snprintf(why, why_len,
+                 "inject \"%.60s\": must be CALL:NTH[:ERROR[:COUNT]] or CALL:NTH:hang",
+                 opt->inject);
         return KN_EINVALID;
     }
     cudaDeviceProp p;
@@ -288,6 +301,7 @@ kn_cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t wh
     c->pub.name = "cuda";
 #endif
     c->pub.n_threads = 1;
+    c->waits = opt->waits ? opt->waits : &c->nobodys;
     c->pub.slice_us = SLICE_US;
     c->pub.rows_read = ROWS_READ;
     int code = options_check(c, opt, why, why_len);

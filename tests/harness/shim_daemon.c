@@ -61,8 +61,9 @@ bool shim_there(void)
 
 struct dh *shim_start(const char *backend, const char *model, const char *const *more)
 {
-    const char *args[ARGS_MAX] = {"--backend", strcmp(backend, "simt") == 0 ? device : backend};
-    for (size_t n = 2; more != NULL && *more != NULL; more++) {
+    const char *args[ARGS_MAX] = {"--backend", strcmp(backend, "simt") == 0 ? device : backend,
+                                  "--device-timeout=0"}; /* a pass may take the shim a minute */
+    for (size_t n = 3; more != NULL && *more != NULL; more++) {
         assert_true(n < ARGS_MAX - 1);
         args[n++] = *more;
     }

@@ -565,7 +565,8 @@ static void a_pass_that_cannot_be_captured_runs(void **state)
 static void bad_injections_are_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"launch", "launch:0", "launch:1:0", "", ":3", "launch:x"};
+    static const char *const bad[] = {"launch", "launch:0", "launch:1:0",    "",
+                                      ":3",     "launch:x", "launch:1:hung", "launch:1:hang:2"};
     for (size_t i = 0; i < KC_LEN(bad); i++) {
         struct kn_options opt = {.backend = "simt", .inject = bad[i]};
         struct kn *kn = NULL;

@@ -239,6 +239,36 @@ static void a_dead_device_ends_the_process(void **state)
     }
 }
 
+/* A call that never returns: nobody can be told, but the process does not stay. Until then the loop goes on: it answers others. */
+static void a_hung_device_ends_the_process(void **state)
+{
+    (void)state;
+    static const char *const injects[] = {"--inject=launch:260:hang",
+                                          "--inject=cudaEventSynchronize:200:hang"};
+    for (size_t i = 0; i < ARRAY_LEN(injects); i++) {
+        const char *args[] = {injects[i], "--device-timeout=2", NULL};
+        int32_t ids[40];
+        struct backcast_session_options so = answer_budget("counter_causal", 64);
+        struct backcast_generate_options go = answer_options(4000);
+        struct backcast_event ev;
+        backcast_session *s;
+        ids_make(ids, 40, 9);
+        struct dh *d = shim_start("simt", "tiny-llama.gguf", args);
+        backcast *c = shim_connect(d);
+        assert_int_equal(backcast_session_open(c, &so, &s), 0);
+        assert_int_equal(backcast_prompt_ids(s, ids, 40, &go), 0);
+        while (backcast_next(c, &ev, 60000) == 1 && ev.type != BACKCAST_END)
+            ;
+        int status = dh_wait(d, 60000);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), EXIT_DEVICE);
+        assert_true(dh_log_has(d, "error: daemon: the device failed: no answer for 2 s"));
+        assert_int_equal(log_errors(d), 1);
+        backcast_disconnect(&c);
+        dh_free(&d);
+    }
+}
+
 static void a_device_that_dies_while_weights_load(void **state)
 {
     (void)state;
@@ -274,6 +304,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(halves_keep_what_the_cpu_keeps),
         cmocka_unit_test(a_full_device_is_one_requests_error),
         cmocka_unit_test(a_dead_device_ends_the_process),
+        cmocka_unit_test(a_hung_device_ends_the_process),
         cmocka_unit_test(a_device_that_dies_while_weights_load),
         cmocka_unit_test(an_injection_that_says_nothing_is_refused),
     };

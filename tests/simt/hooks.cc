@@ -57,6 +57,11 @@ HOOKS(8)
 HOOKS(16)
 #undef HOOKS
 
+/* The host's: kernels have the shim's own. */
+void __tsan_atomic32_store(volatile unsigned *p, unsigned v, int)
+{
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);
+}
 void __tsan_read_range(void *p, unsigned long bytes)
 {
     race_access(p, bytes, ACCESS_READ);

@@ -101,11 +101,37 @@ static void a_failed_device_is_not_saved(void **state)
     folder_drop(root);
 }
 
+/* A wait that ends between two looks is none that hangs, however many there are; one that lasts is counted, whoever waits. */
+static void a_wait_that_lasts_is_counted(void **state)
+{
+    (void)state;
+    struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
+    uint32_t *own = &h->en->default_model->watch->waits, *other = &h->en->watch[5].waits;
+    assert_ptr_not_equal(own, other);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(engine_device_waits(h->en), 0);
+        *own += i % 2 ? 1 : 2; /* at rest, waiting, another wait, at rest ... */
+    }
+    *own |= 1;
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(engine_device_waits(h->en), i);
+        *other += 1;
+    }
+    *other |= 1;
+    *own += 1;
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(engine_device_waits(h->en), i);
+    *other += 1;
+    assert_int_equal(engine_device_waits(h->en), 0);
+    eh_close(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_device_ends_everything_politely),
         cmocka_unit_test(a_failed_device_is_not_saved),
+        cmocka_unit_test(a_wait_that_lasts_is_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
