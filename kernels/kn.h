@@ -236,6 +236,9 @@ struct kn_ops {
 
     /* ---- OPTIONAL: NULL where a backend has no better way than the caller's own code on downloaded values (ref, cpu)
      * -------------------------------------------------------- */
+    /* Room for what a pass of so many rows brings along, slots: of all its sequences' lists together. Between passes;
+     * KN_ENOMEM: as it was. A pass that was not announced may fail for want of it, and the device with it. */
+    int (*batch_reserve)(struct kn *kn, uint32_t n_rows, uint32_t n_seqs, uint64_t n_slots);
     /* ret_keep (HOST) [s->keep], ascending; returns how many: min(n, keep). value: device [n]. */
     uint32_t (*select_keep)(struct kn *kn, const float *value, const struct kn_select *s,
                             uint32_t *ret_keep);

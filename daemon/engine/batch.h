@@ -32,6 +32,7 @@ struct batch_entry {
 struct batch {
     uint32_t rows_max, outs_max, n_vocab, query_len;
     uint32_t n_entries, n_rows, n_outs, n_queries;
+    uint64_t n_slots;            /* of the granted entries' lists, the pass's rows among them */
     struct batch_entry *entries; /* [rows_max] */
     int32_t *ids, *positions;    /* [rows_max] */
     uint32_t *seq, *lo, *hi, *slots;

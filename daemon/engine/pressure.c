@@ -414,6 +414,34 @@ static bool gate_positions(struct engine *en, struct batch_entry *b)
     return rc == BC_OK;
 }
 
+/* The pass brings every session's slot list along. Sessions that share pages have longer lists than there are pages: no page
+ * that was taken has made room for them. */
+static void gate_lists(struct engine *en, struct batch_entry *x)
+{
+    struct session *s = x->s;
+    struct batch *b = &s->m->batch;
+    const struct kn_ops *ops = s->m->kn->ops;
+    uint64_t slots = b->n_slots + seqcache_count(s->cache) + x->n;
+    int rc = ops->batch_reserve != NULL
+                 ? ops->batch_reserve(s->m->kn, b->rows_max, b->n_entries, slots)
+                 : KN_OK;
+    struct err e = {0};
+    if (rc == KN_OK) {
+        b->n_slots = slots;
+        return;
+    }
+    if (rc == KN_ENOMEM) {
+        err_set(&e, BC_ENOMEM, "",
+                "the memory of device %s is full: a pass over %llu cached tokens does not fit",
+                s->m->kn->name, (unsigned long long)slots);
+        end_budget(en, x, &e);
+        return;
+    }
+    err_set(&e, BC_EDEVICE, "", "device %s failed before a pass: %s", s->m->kn->name,
+            s->m->kn->failed);
+    engine_fail(en, &e);
+}
+
 /* Step 3: pages for the rows. */
 static void gate_pages(struct engine *en, struct batch_entry *b)
 {
@@ -550,6 +578,8 @@ void pressure_reserve(struct engine *en)
                 b->n = 0; /* WORKING, or ended above */
             if (b->n > 0)
                 gate_pages(en, b);
+            if (b->n > 0 && !en->failed)
+                gate_lists(en, b);
         }
 }
 

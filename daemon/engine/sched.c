@@ -124,6 +124,7 @@ void sched_pick(struct engine *en)
     for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next)) {
         struct batch *b = &m->batch;
         b->n_entries = b->n_rows = b->n_outs = b->n_queries = 0;
+        b->n_slots = 0;
         if (m->sessions == 0)
             continue;
         uint32_t rows = b->rows_max, outs = b->outs_max;

@@ -451,6 +451,7 @@ int batch_open(struct cuda *c);
 void batch_close(struct cuda *c);
 /* Room for the slot lists of so many pages; KN_ENOMEM: as it was. */
 int batch_reserve(struct cuda *c, size_t pages);
+int cuda_batch_reserve(struct kn *kn, uint32_t n_rows, uint32_t n_seqs, uint64_t n_slots);
 void cuda_batch_begin(struct kn *kn, const struct kn_batch *b);
 void cuda_batch_end(struct kn *kn, const struct kn_batch *b);
 /* The copy to the device, whole or what was added to the side since. */

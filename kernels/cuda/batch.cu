@@ -13,6 +13,7 @@
 
 #define BATCH_BYTES ((size_t)1 << 20) /* at first */
 #define DECODE_SIDE_WORDS 4           /* a row */
+#define PART ((size_t)16)             /* parts of the layout begin at multiples */
 
 static int batch_alloc(struct cuda *c, size_t cap)
 {
@@ -80,8 +81,16 @@ static int batch_grow(struct cuda *c, size_t bytes)
     return KN_OK;
 }
 
-/* The pinned copy may be written, and is large enough. A pass whose slot lists are longer than all pages
- * together (many sequences on shared pages) grows here, and there is nobody to tell that it cannot. */
+/* What layout_make takes at most: each of its parts may be padded. */
+static size_t layout_most(size_t n_rows, size_t n_seqs, size_t n_slots)
+{
+    size_t row = (6 + DECODE_SIDE_WORDS) * sizeof(uint32_t) + sizeof(struct dev_tile);
+    return n_rows * row + n_seqs * (sizeof(struct dev_seq) + PART) + n_slots * sizeof(uint32_t) +
+           16 * PART;
+}
+
+/* The pinned copy may be written, and is large enough: a pass that nobody announced (cuda_batch_reserve) grows here, and there is
+ * nobody to tell that it cannot. */
 static bool batch_room(struct cuda *c, size_t bytes)
 {
     struct batch *b = &c->batch;
@@ -100,6 +109,16 @@ int batch_reserve(struct cuda *c, size_t pages)
 {
     size_t bytes = BATCH_BYTES / 2 + pages * KN_PAGE_ROWS * sizeof(uint32_t);
     kn_assert(!c->batch.open);
+    return bytes <= c->batch.cap ? KN_OK : batch_grow(c, bytes);
+}
+
+int cuda_batch_reserve(struct kn *kn, uint32_t n_rows, uint32_t n_seqs, uint64_t n_slots)
+{
+    struct cuda *c = cuda_of(kn);
+    kn_assert(!c->batch.open);
+    if (c->failed != cudaSuccess)
+        return KN_EDEVICE;
+    size_t bytes = layout_most(n_rows, n_seqs, n_slots);
     return bytes <= c->batch.cap ? KN_OK : batch_grow(c, bytes);
 }
 
@@ -221,7 +240,7 @@ static enum stream_kind kind_of(const struct kn_batch *b)
 static size_t take(size_t *at, size_t bytes)
 {
     size_t here = *at;
-    *at = (here + bytes + 15) / 16 * 16;
+    *at = (here + bytes + PART - 1) / PART * PART;
     return here;
 }
 
@@ -243,9 +262,13 @@ static void layout_make(struct batch *b, const struct kn_batch *kb, struct layou
     b->side_at = take(&at, DECODE_SIDE_WORDS * rows);
     b->side_end = at;
     l->lists = at;
-    for (uint32_t s = 0; s < kb->n_seqs; s++)
+    size_t n_slots = 0;
+    for (uint32_t s = 0; s < kb->n_seqs; s++) {
         take(&at, kb->seqs[s].n * sizeof(uint32_t));
+        n_slots += kb->seqs[s].n;
+    }
     b->bytes = at;
+    kn_assert(at <= layout_most(kb->n_rows, kb->n_seqs, n_slots));
 }
 
 static void seqs_fill(struct batch *b, const struct kn_batch *kb, const struct layout *l)

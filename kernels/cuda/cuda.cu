@@ -39,6 +39,7 @@ static const struct kn_ops cuda_ops = {
     .keys_read = cuda_keys_read,
     .kv_rotate = cuda_kv_rotate,
     .attention_row = cuda_attention_row,
+    .batch_reserve = cuda_batch_reserve,
     .select_keep = cuda_select_keep,
     .sample = cuda_sample,
 };

@@ -489,6 +489,66 @@ static bool failing(const char *call, unsigned nth, unsigned error)
     return o.open != KN_OK || !o.whole || o.status != KN_OK || o.status_later != KN_OK;
 }
 
+/* Slot lists of many sequences on the same pages: room for them is asked for before the pass, and a no ends nothing. Returns
+ * whether there was one. */
+static bool lists(struct kn *kn)
+{
+    enum { N_SEQS = 40, LEN = 64 * PAGES };
+    static const uint64_t most = (uint64_t)600 * 1000;
+    uint32_t list[LEN], zero = 0, row = 0;
+    struct kn_seq seqs[N_SEQS];
+    int32_t id = 1, position = 0;
+    struct rig r = {.kn = kn};
+    size_t before = kn->bytes_scratch;
+    int code = kn->ops->batch_reserve(kn, ROWS, N_SEQS, most);
+    if (code != KN_OK) {
+        assert_int_equal(code, KN_ENOMEM);
+        assert_int_equal(kn->ops->status(kn), KN_OK);
+        assert_int_equal(kn->bytes_scratch, before);
+        assert_int_equal(kn->ops->batch_reserve(kn, ROWS, N_SEQS, most), KN_OK);
+    }
+    assert_true(kn->bytes_scratch >= before + most * sizeof(uint32_t) / 2);
+    before = kn->bytes_scratch;
+    assert_int_equal(kn->ops->batch_reserve(kn, ROWS, N_SEQS, most), KN_OK);
+    assert_true(pool_open(&r));
+    for (uint32_t i = 0; i < LEN; i++)
+        list[i] = i;
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        seqs[i] = (struct kn_seq){&r.pool.kv, list, LEN};
+    struct kn_batch b = {1, N_SEQS, &id, &position, &zero, &zero, &row, &zero, seqs};
+    kn->ops->batch_begin(kn, &b);
+    kn->ops->batch_end(kn, &b);
+    assert_int_equal(kn->ops->status(kn), KN_OK);
+    assert_int_equal(kn->bytes_scratch, before);
+    kn->ops->arena_close(kn, r.pool.kv.base, r.pool.kv.stride, PAGES);
+    return code != KN_OK;
+}
+
+static void check_lists(struct kn *kn)
+{
+    static const char *const calls[] = {"cudaMalloc", "cudaMallocHost"};
+    assert_false(lists(kn));
+    for (size_t i = 0; i < KC_LEN(calls); i++) {
+        bool refused = false;
+        for (unsigned nth = 1; nth < 12 && !refused; nth++) { /* those of opening come first */
+            struct kn *full = NULL;
+            char inject[64];
+            snprintf(inject, sizeof inject, "%s:%u:2", calls[i], nth);
+            if (kd_open(&full, inject) != KN_OK)
+                continue;
+            refused = lists(full);
+            kn_close(&full);
+        }
+        assert_true(refused);
+    }
+}
+
+static void room_for_a_pass_is_asked_for_before(void **state)
+{
+    (void)state;
+    kd_each(check_lists);
+}
+
 /* Calls of set-up may fail for want of memory, which ends nothing; the others' failures end the device. */
 static void check_failures(struct kn *kn)
 {
@@ -587,6 +647,7 @@ int main(void)
         cmocka_unit_test(pages_share_granules),
         cmocka_unit_test(pages_are_released_under_work_in_flight),
         cmocka_unit_test(every_call_may_fail),
+        cmocka_unit_test(room_for_a_pass_is_asked_for_before),
         cmocka_unit_test(a_pass_that_cannot_be_captured_runs),
         cmocka_unit_test(bad_injections_are_refused),
     };

@@ -126,12 +126,64 @@ static void a_wait_that_lasts_is_counted(void **state)
     eh_close(&h);
 }
 
+/* ---- a pass that does not fit ---- */
+
+static uint64_t lists_most, lists_asked;
+
+static int reserve(struct kn *kn, uint32_t n_rows, uint32_t n_seqs, uint64_t n_slots)
+{
+    (void)kn;
+    assert_true(n_seqs > 0 && n_seqs <= n_rows);
+    lists_asked = BC_MAX(lists_asked, n_slots);
+    return n_slots <= lists_most ? KN_OK : KN_ENOMEM;
+}
+
+/* Sessions on shared pages: the lists of all of them do not fit into a pass, those of two do. One request ends with the reason,
+ * and the device goes on. */
+static void a_pass_that_does_not_fit_is_one_requests_error(void **state)
+{
+    (void)state;
+    struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
+    struct kn *kn = h->en->default_model->kn;
+    struct kn_ops ops = *kn->ops;
+    ops.batch_reserve = reserve;
+    kn->ops = &ops;
+    lists_most = 2 * 300;
+    lists_asked = 0;
+    struct generate_options o = eh_greedy(30);
+    int32_t ids[200];
+    uint64_t s[3];
+    o.ignore_end = true;
+    for (int i = 0; i < 200; i++)
+        ids[i] = 3 + i * 7 % 280;
+    for (int i = 0; i < 3; i++) {
+        s[i] = eh_session(h, &(struct eh_ask){.policy = "none"});
+        eh_ids(h, s[i], ids, ARRAY_LEN(ids), &o);
+        while (i == 0 && eh_stream(h, s[0])->n_ids == 0) /* the others find its beginning */
+            eh_step(h);
+    }
+    eh_run(h);
+    assert_true(lists_asked > lists_most);
+    assert_false(engine_failed(h->en));
+    uint32_t whole = 0, refused = 0;
+    for (int i = 0; i < 3; i++) {
+        const struct eh_stream *st = eh_stream(h, s[i]);
+        assert_int_equal(st->n_ends, 1);
+        whole += st->end.u.end.reason == END_LENGTH && st->n_ids == 30;
+        refused += st->end.u.end.reason == END_BUDGET && st->end.u.end.code == -BC_ENOMEM;
+    }
+    assert_int_equal(whole, 2);
+    assert_int_equal(refused, 1);
+    eh_close(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_device_ends_everything_politely),
         cmocka_unit_test(a_failed_device_is_not_saved),
         cmocka_unit_test(a_wait_that_lasts_is_counted),
+        cmocka_unit_test(a_pass_that_does_not_fit_is_one_requests_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
