@@ -53,7 +53,7 @@ uint64_t share_alone(const struct session *s)
 static uint64_t run_bytes(const struct session *s)
 {
     const struct evict_params *p = evict_params(s->ev);
-    return evict_run_bytes(p, pool_kv(s->pool), s->m->info.d_model,
+    return evict_run_bytes(p, pool_kv(s->pool), &s->m->info,
                            BC_MAX(p->budget, seqcache_count(s->cache)));
 }
 

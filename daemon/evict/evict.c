@@ -151,17 +151,18 @@ static uint64_t record_bytes(uint32_t n, uint32_t keep)
            (n - BC_MIN(n, keep) + (uint64_t)1) * sizeof(struct evict_range);
 }
 
-uint64_t rest_bytes(const struct evict_params *p, uint32_t d_model)
+uint64_t rest_bytes(const struct evict_params *p, const struct model_info *mi)
 {
-    return p->policy->score_some != NULL ? (uint64_t)MODEL_REST_ROWS * d_model * sizeof(float) : 0;
+    return p->policy->score_some != NULL ? (uint64_t)mi->rest_rows * mi->d_model * sizeof(float)
+                                         : 0;
 }
 
-uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t d_model,
-                         uint32_t n)
+uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv,
+                         const struct model_info *mi, uint32_t n)
 {
     if (!evict_policy_prunes(p->policy))
         return 0;
-    return job_bytes(n) + record_bytes(n, 0) + walk_bytes(p, kv, n) + rest_bytes(p, d_model);
+    return job_bytes(n) + record_bytes(n, 0) + walk_bytes(p, kv, n) + rest_bytes(p, mi);
 }
 
 static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, struct err *e)
@@ -199,8 +200,9 @@ static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, 
 static void pieces_close(struct evict *ev)
 {
     walk_close(ev);
+    model_rest_close(&ev->rest);
     free(ev->rest.x);
-    ev->rest = (struct model_rest){0};
+    ev->rest.x = NULL;
     rebook(ev, LEDGER_refresh, &ev->booked_rest, 0);
 }
 

@@ -166,8 +166,8 @@ double evict_rows_done(const struct evict *ev);
 /* Frees the arrays of the last record. */
 void evict_forget(struct evict *ev);
 /* Bytes that a run over n tokens in pages of that shape takes beside the cache, at most. */
-uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t d_model,
-                         uint32_t n);
+uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv,
+                         const struct model_info *mi, uint32_t n);
 /* The policy's value of each cached token (before spans), for `backcast scores`. [count] */
 int evict_scores(struct evict *ev, struct model *m, const struct seqcache *s, float *ret,
                  struct err *e);

@@ -91,6 +91,6 @@ int walk_some(struct evict *ev, const struct seqcache *s, uint32_t max_rows, flo
               bool *ret_done, struct err *e);
 void walk_close(struct evict *ev);
 /* evict.c: what a block of rows between two layers takes; 0 for policies without. */
-uint64_t rest_bytes(const struct evict_params *p, uint32_t d_model);
+uint64_t rest_bytes(const struct evict_params *p, const struct model_info *mi);
 uint64_t walk_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n);
 #endif

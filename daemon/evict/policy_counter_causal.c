@@ -34,7 +34,7 @@ static int score_some(struct evict *ev, struct model *m, const struct seqcache *
                       uint32_t max_rows, struct evict_rows *rows, float *value, struct err *e)
 {
     struct model_score job = job_of(ev, s);
-    uint64_t bytes = rest_bytes(&ev->params, model_info(m)->d_model);
+    uint64_t bytes = rest_bytes(&ev->params, model_info(m));
     if (ev->rest.x == NULL) {
         if ((ev->rest.x = malloc(bytes)) == NULL)
             return err_nomem(e, bytes);

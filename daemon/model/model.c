@@ -63,6 +63,7 @@ static int scratch_open(struct model *m, struct err *e)
         [SCRATCH_GATE] = rows * hp->n_ff,
         [SCRATCH_UP] = rows * hp->n_ff,
         [SCRATCH_LOGITS] = (size_t)m->info.max_out * hp->n_vocab,
+        [SCRATCH_REST] = (size_t)m->info.rest_rows * hp->d_model,
     };
 
     for (unsigned i = 0; i < SCRATCH_N; i++) {
@@ -147,6 +148,8 @@ int model_open(struct model **ret, struct kn *kn, const struct gguf *g,
     m->hp = hp;
     m->info.max_rows = max_rows;
     m->info.max_out = max_out;
+    /* so many that reading the weights is no more than half of the work */
+    m->info.rest_rows = BC_MIN(BC_MAX(MODEL_REST_ROWS, 2 * kn->rows_read), max_rows);
     rc = weights_load(&m->w, kn, g, arch, &m->hp, &bar, e);
     if (gguf_intact(g, NULL) != BC_OK)
         rc = gguf_intact(g, e); /* the true reason, whatever failed first */

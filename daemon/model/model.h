@@ -27,6 +27,7 @@ struct model_info {
     char name[96];      /* general.name, or the file's base name */
     uint32_t n_layers, d_model, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, context_train;
     uint32_t max_rows, max_out;
+    uint32_t rest_rows; /* of a block that may rest between two layers */
     uint64_t n_params;
     uint64_t identity; /* gguf_identity: journal and saved caches check it */
     size_t bytes_weights, bytes_scratch;
@@ -90,14 +91,19 @@ int model_score_rows(struct model *m, const struct model_score *job, uint32_t fi
 
 /* SCORE by all layers in pieces shorter than a row's way through the model: a block of rows may rest between two layers, or before
  * the head, while other passes run. n, layer and headed 0: none rests. */
-#define MODEL_REST_ROWS 64u
+#define MODEL_REST_ROWS 64u /* at least: info.rest_rows are those of a block */
 #define MODEL_REST_ROWS_MIN 8u
 struct model_rest {
     uint32_t n, layer,
-        headed;   /* rows of the block; layers behind them; rows that have their score */
-    float *x;     /* what the rows are there, the caller's: [MODEL_REST_ROWS][d_model] HOST */
-    double spent; /* rows' worth of work of the last call, with kn.rows_read for every block */
+        headed; /* rows of the block; layers behind them; rows that have their score */
+    float *
+        x; /* [info.rest_rows][d_model] HOST, the caller's: what the rows are there, if another block has taken
+                        their place on the device since */
+    struct model *m; /* whose place they have; NULL: none. See model_rest_close */
+    double spent;    /* rows' worth of work of the last call, with kn.rows_read for every block */
 };
+/* A block is given up half way: the model forgets it. x stays the caller's. */
+void model_rest_close(struct model_rest *rest);
 /* Goes on with cache indices *next .. end - 1 of a job that is not fast, for no more than max_rows rows' worth of layers, but at
  * least one step of a block: MODEL_REST_ROWS rows, or as many as one layer of which fits into max_rows (at least
  * MODEL_REST_ROWS_MIN, and half of kn.rows_read), go through one layer, or one row meets the head. *next moves on by whole blocks; scores go to

@@ -133,6 +133,35 @@ static uint64_t rows_worth(const struct piece *c, uint32_t n)
     return n + (uint64_t)c->m->kn->rows_read;
 }
 
+/* What the block's rows are, on the device: what another one has left there goes to its caller's memory. */
+static float *rest_place(struct model *m, struct model_rest *rest)
+{
+    float *x = m->scratch[SCRATCH_REST].data;
+    struct model_rest *other = m->resting;
+    size_t row = m->hp.d_model * sizeof *x;
+
+    if (other == rest)
+        return x;
+    if (other != NULL) {
+        m->kn->ops->download(m->kn, other->x, x, other->n * row);
+        other->m = NULL;
+    }
+    if (rest->layer > 0)
+        m->kn->ops->upload(m->kn, x, rest->x, rest->n * row);
+    m->resting = rest;
+    rest->m = m;
+    return x;
+}
+
+void model_rest_close(struct model_rest *rest)
+{
+    if (rest->m != NULL) {
+        bc_assert(rest->m->resting == rest);
+        rest->m->resting = NULL;
+    }
+    *rest = (struct model_rest){.x = rest->x};
+}
+
 /* The block goes through layers as far as it may. */
 static int rest_layers(struct piece *c, uint32_t first, struct err *e)
 {
@@ -140,19 +169,16 @@ static int rest_layers(struct piece *c, uint32_t first, struct err *e)
     struct model_rest *rest = c->rest;
     struct kn_batch b = score_batch(m, c->job, first, rest->n);
     struct pass p = model_pass(m, &b);
-    size_t bytes = (size_t)rest->n * m->hp.d_model * sizeof *rest->x;
 
+    p.x = rest_place(m, rest);
     m->kn->ops->batch_begin(m->kn, &b);
     if (rest->layer == 0)
         m->kn->ops->embed(m->kn, m->w.embd, &b, p.x);
-    else
-        m->kn->ops->upload(m->kn, p.x, rest->x, bytes);
     do {
         m->arch->layer(&p, &m->w.layers[rest->layer], rest->layer, LAYER_Q | LAYER_MLP);
         rest->layer++;
         c->took += rows_worth(c, rest->n);
     } while (rest->layer < m->hp.n_layers && may_take(c, rows_worth(c, rest->n)));
-    m->kn->ops->download(m->kn, rest->x, p.x, bytes);
     return model_pass_end(m, &p, e);
 }
 
@@ -176,9 +202,8 @@ static int rest_head(struct piece *c, uint32_t first, uint32_t n, struct err *e)
     struct kn_batch b = score_batch(m, c->job, first + rest->headed, n);
     struct pass p = model_pass(m, &b);
 
+    p.x = rest_place(m, rest) + (size_t)rest->headed * d;
     m->kn->ops->batch_begin(m->kn, &b);
-    m->kn->ops->upload(m->kn, p.x, rest->x + (size_t)rest->headed * d,
-                       (size_t)n * d * sizeof *rest->x);
     score_head(m, c->job, &p, c->ret + first + rest->headed);
     rest->headed += n;
     c->took += rows_worth(c, n) * head_layers(m, c->job);
@@ -190,10 +215,12 @@ static int rest_step(struct piece *c, uint32_t first, uint32_t n_left, bool *ret
                      struct err *e)
 {
     struct model_rest *rest = c->rest;
+    uint32_t most = c->m->info.rest_rows;
+
     /* half a block where little is asked for at a time: a layer of a whole one may be more than that */
-    uint32_t most = c->may < (uint64_t)MODEL_REST_ROWS * c->m->hp.n_layers ? MODEL_REST_ROWS / 2
-                                                                           : MODEL_REST_ROWS;
-    most = BC_MIN(BC_MIN(BC_MAX(most, c->m->kn->rows_read / 2), c->m->info.max_rows), n_left);
+    if (c->may < (uint64_t)MODEL_REST_ROWS * c->m->hp.n_layers)
+        most = BC_MIN(most, BC_MAX(MODEL_REST_ROWS / 2, c->m->kn->rows_read / 2));
+    most = BC_MIN(most, n_left);
 
     if (rest->n == 0) {
         uint64_t read = rows_worth(c, 0), fit = c->may - BC_MIN(c->may, read);
@@ -227,8 +254,9 @@ int model_score_some(struct model *m, const struct model_score *job, struct mode
         if (rest->n > rest->headed)
             continue;
         *next += rest->n;
-        *rest = (struct model_rest){.x = rest->x};
+        model_rest_close(rest);
     }
+    m->kn->ops->sync(m->kn); /* whoever looks at the clock sees what the device did */
     rest->spent = (double)c.took / m->hp.n_layers;
     if (*next < stop)
         return BC_OK;

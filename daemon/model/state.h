@@ -29,6 +29,7 @@ enum scratch_buf {
     SCRATCH_GATE,
     SCRATCH_UP,
     SCRATCH_LOGITS, /* [max_out][n_vocab] */
+    SCRATCH_REST,   /* [rest_rows][d_model] of `resting` */
     SCRATCH_N,
 };
 
@@ -43,6 +44,7 @@ struct model {
     void *row_block; /* what row_scratch points into */
     size_t row_bytes;
     struct row_scratch rows;
+    struct model_rest *resting; /* whose rows lie between two layers; NULL: nobody's */
 };
 
 /* A pass over batch b (batch_begin done), on this model's scratch. */

@@ -41,6 +41,11 @@ int model_score_rows(struct model *m, const struct model_score *job, uint32_t fi
     return 0;
 }
 
+void model_rest_close(struct model_rest *rest)
+{
+    *rest = (struct model_rest){.x = rest->x};
+}
+
 /* Whole rows, here. */
 int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
                      uint32_t *next, uint32_t end, uint32_t max_rows, float *ret_scores,

@@ -54,7 +54,7 @@ static void pieces(const struct kn_options *ko, unsigned k)
 {
     static const uint32_t sizes[] = {3, 50};
     int32_t tokens[N_TOKENS];
-    float want[N_TOKENS], got[N_TOKENS];
+    float want[N_TOKENS], got[N_TOKENS], got_other[N_TOKENS];
     struct rig rig;
     struct rseq s;
     struct err e = {0};
@@ -66,7 +66,8 @@ static void pieces(const struct kn_options *ko, unsigned k)
     rseq_open(&s, &rig, N_TOKENS);
     float *logits = malloc((size_t)N_TOKENS * rig.info->n_vocab * sizeof *logits);
     rseq_extend(&s, tokens, N_TOKENS, 0, N_TOKENS, logits, false);
-    struct model_rest rest = {.x = malloc(MODEL_REST_ROWS * rig.info->d_model * sizeof(float))};
+    size_t bytes = rig.info->rest_rows * rig.info->d_model * sizeof(float);
+    struct model_rest rest = {.x = malloc(bytes)}, other = {.x = malloc(bytes)};
     for (unsigned c = 0; c < 2 * ARRAY_LEN(sizes); c++) {
         struct model_score job = {.seq = rseq_view(&s),
                                   .ids = s.ids,
@@ -75,14 +76,30 @@ static void pieces(const struct kn_options *ko, unsigned k)
                                   .logprob = c % 2};
         uint32_t next = 0;
         rseq_score(&s, job.min_gap, false, job.logprob, want);
-        while (next < N_TOKENS)
+        uint32_t next_other = 0; /* of the same job: it lags behind, is given up and begins again */
+        for (uint32_t round = 1; next < N_TOKENS; round++) {
             assert_int_equal(model_score_some(rig.m, &job, &rest, &next, N_TOKENS, sizes[c / 2],
                                               got, &e),
                              BC_OK);
+            if (round % 7 == 0) {
+                model_rest_close(&other);
+                next_other = 0;
+            } else if (round % 2 == 0) {
+                assert_int_equal(model_score_some(rig.m, &job, &other, &next_other, N_TOKENS, 1,
+                                                  got_other, &e),
+                                 BC_OK);
+            }
+        }
         assert_int_equal(rest.n, 0);
         assert_memory_equal(got, want, sizeof want);
+        while (next_other < N_TOKENS)
+            assert_int_equal(model_score_some(rig.m, &job, &other, &next_other, N_TOKENS, 9,
+                                              got_other, &e),
+                             BC_OK);
+        assert_memory_equal(got_other, want, sizeof want);
     }
     free(rest.x);
+    free(other.x);
     free(logits);
     rseq_close(&s);
     rig_close(&rig);
