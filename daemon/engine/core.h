@@ -222,6 +222,7 @@ struct engine {
     struct uid_turn *uids;    /* [max_sessions] */
     struct session **cand;    /* [max_sessions] scratch of the scheduler */
     uint32_t score_rows_left; /* of this step */
+    uint64_t slices_us;       /* what they took so far */
     bool neighbours;          /* this step's pass has decodes: refreshes take short slices */
     uint64_t decode_us;       /* what a pass of decodes alone takes, about; 0: none yet */
     bool worked;              /* this step did something */
@@ -556,10 +557,11 @@ void prune_start(struct engine *en, struct session *s, enum record_prune_reason 
 void prune_abort(struct session *s);
 /* Refreshes and scores under way: score_rows_left rows of them. */
 void prunes_run(struct engine *en);
-/* Rows of s's refresh that may run before the next pass. Around them: begin gives the time, done takes it, or 0: it was no whole slice. */
+/* Rows of s's refresh that may run now, before the next pass. Around them: begin gives the time, done takes it. whole: they
+ * were all done, so that the time says what a row takes. */
 uint32_t slice_rows(const struct engine *en, const struct session *s);
 uint64_t slice_begin(struct engine *en, struct session *s);
-void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start);
+void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start, bool whole);
 
 /* scores.c */
 void scores_command(struct engine *en, struct command *c);

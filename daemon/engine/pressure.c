@@ -563,6 +563,7 @@ static bool any_decodes(struct engine *en)
 void pressure_reserve(struct engine *en)
 {
     en->score_rows_left = en->opt.score_rows;
+    en->slices_us = 0;
     en->wait_memory = false;
     shrink(en);
     for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))

@@ -10,7 +10,9 @@
  *   nobody decodes     slice of score_rows rows
  *   neighbours decode  | slice | pass | slice | pass | ...      a slice as long as SLICE_PASSES passes: the gap between two
  *                                                               tokens of a neighbour is what it was, and SLICE_PASSES more;
- *                                                               and no longer than a device wishes (kn.slice_us)
+ *                                                               and no longer than a device wishes (kn.slice_us);
+ *                                                               a short one is followed by others, of the same session or the
+ *                                                               next one, until half of that time is over
  *
  * What a pass and what a row of the refresh take is measured while it runs, on a device that has nothing else to do; the first
  * slice of a refresh is SLICE_MIN rows: the rows that come first see most, so what the last ones of an earlier refresh took would
@@ -141,8 +143,8 @@ static bool can_be_cut(const struct session *s)
     return p->score_rows != NULL || p->walker != NULL;
 }
 
-/* How long the next slice may take. */
-static double slice_us(const struct engine *en, const struct session *s)
+/* How long a pass may wait for the refreshes before it. */
+static double slices_may_us(const struct engine *en, const struct session *s)
 {
     double us = SLICE_PASSES * (double)en->decode_us;
     uint32_t most = s->m->kn->slice_us;
@@ -155,7 +157,7 @@ uint32_t slice_rows(const struct engine *en, const struct session *s)
         return en->score_rows_left;
     if (en->decode_us == 0 || s->row_us == 0)
         return BC_MIN(en->score_rows_left, SLICE_MIN);
-    double fit = slice_us(en, s) / s->row_us;
+    double fit = (slices_may_us(en, s) - (double)en->slices_us) / s->row_us;
     if (evict_params(s->ev)->policy->score_some == NULL) /* whole rows: see evict_rows_done */
         fit -= s->m->kn->rows_read;
     fit = BC_MIN(fit, (double)SLICE_GROWTH * s->slice_rows);
@@ -168,18 +170,28 @@ uint64_t slice_begin(struct engine *en, struct session *s)
     return engine_now(en);
 }
 
-void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start)
+/* Whether what is left of the time before the pass is too little to begin something, or nobody knows what. */
+static bool slices_end(const struct engine *en, const struct session *s)
 {
+    return s->row_us == 0 || 2 * (double)en->slices_us >= slices_may_us(en, s);
+}
+
+void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start, bool whole)
+{
+    double us = (double)(engine_now(en) - start), done = evict_rows_done(s->ev), old = s->row_us;
     bool short_one = en->neighbours && can_be_cut(s);
-    double done = evict_rows_done(s->ev);
-    en->score_rows_left -= short_one ? en->score_rows_left : BC_MIN(rows, en->score_rows_left);
-    if (start == 0 || done == 0)
-        return;
-    double now = (double)(engine_now(en) - start) / done, old = s->row_us;
-    /* Up at once, but a step that somebody else delayed is not believed; down slowly: rows at the head may be cheaper than the
-     * next ones in a layer. */
-    s->row_us = old == 0 ? now : now > old ? BC_MIN(now, 2 * old) : (3 * old + now) / 4;
-    s->slice_rows = rows;
+    en->slices_us += (uint64_t)us;
+    if (whole && done > 0) {
+        double now = us / done;
+        /* Up at once, but a step that somebody else delayed is not believed; down slowly: rows at the head may be cheaper than
+         * the next ones in a layer. */
+        s->row_us = old == 0 ? now : now > old ? BC_MIN(now, 2 * old) : (3 * old + now) / 4;
+        s->slice_rows = rows;
+    }
+    if (!short_one)
+        en->score_rows_left -= BC_MIN(rows, en->score_rows_left);
+    else if (slices_end(en, s))
+        en->score_rows_left = 0;
 }
 
 /* One block of rows of one session's refresh. */
@@ -193,7 +205,7 @@ static void prune_step(struct engine *en, struct session *s)
     en->worked = true;
     int rc = evict_run(s->ev, s->m->model, s->cache, s->prune.keep, rows, &answer, &rec, &e);
     bool working = rc == BC_OK && answer == EVICT_WORKING;
-    slice_done(en, s, n, working ? start : 0);
+    slice_done(en, s, n, start, working);
     if (rc < 0)
         prune_failed(en, s, &e);
     else if (answer == EVICT_DONE)

@@ -189,7 +189,7 @@ static int score_block(struct engine *en, struct session *s, struct err *e)
     uint64_t start = slice_begin(en, s);
     int rc = evict_scores_some(s->ev, s->m->model, s->cache, rows, &job->done, job->value, e);
     if (rc == BC_OK)
-        slice_done(en, s, BC_MIN(rows, job->n), job->done < job->n ? start : 0);
+        slice_done(en, s, BC_MIN(rows, job->n), start, job->done < job->n);
     bc_assert(job->done >= before);
     return rc;
 }
