@@ -185,8 +185,9 @@ struct session {
     uint64_t turn[2];
     uint32_t pick_n; /* rows of the pass that is being made; 0: none */
 
-    double row_us;       /* what a row of its refresh takes, about; 0: not known */
-    uint32_t slice_rows; /* of the last slice */
+    double row_us;   /* what a row of its refresh takes, about; 0: not known */
+    double slice_us; /* of the last slice */
+    uint32_t slice_rows;
     uint64_t prunes, dropped, tokens_in, tokens_out, prune_micros, last_use_us;
     uint64_t prunes_at_end, dropped_at_end;
     uint32_t dropped_why; /* since the last END: bits 1 << enum record_prune_reason */

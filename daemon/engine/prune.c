@@ -27,8 +27,6 @@
 #define SLICE_MIN 2u /* they take about as long as one: weights are read once for both */
 #define SLICE_PASSES 0.75
 #define SLICE_MAX 65536u
-#define SLICE_GROWTH                                                                               \
-    4u /* times the rows of the one before, at most: what few rows hide, many show */
 #define DEAF_US                                                                                    \
     1000000u /* a session whose prune for others failed is not asked again for so long */
 
@@ -157,10 +155,10 @@ uint32_t slice_rows(const struct engine *en, const struct session *s)
         return en->score_rows_left;
     if (en->decode_us == 0 || s->row_us == 0)
         return BC_MIN(en->score_rows_left, SLICE_MIN);
-    double fit = (slices_may_us(en, s) - (double)en->slices_us) / s->row_us;
+    double left = slices_may_us(en, s) - (double)en->slices_us, fit = left / s->row_us;
     if (evict_params(s->ev)->policy->score_some == NULL) /* whole rows: see evict_rows_done */
         fit -= s->m->kn->rows_read;
-    fit = BC_MIN(fit, (double)SLICE_GROWTH * s->slice_rows);
+    fit = BC_MIN(fit, s->slice_rows * left / s->slice_us); /* many may show what few have hidden */
     return (uint32_t)BC_MAX(BC_MIN(fit, (double)SLICE_MAX), (double)SLICE_MIN);
 }
 
@@ -170,10 +168,12 @@ uint64_t slice_begin(struct engine *en, struct session *s)
     return engine_now(en);
 }
 
-/* Whether what is left of the time before the pass is too little to begin something, or nobody knows what. */
-static bool slices_end(const struct engine *en, const struct session *s)
+/* Whether what is left of the time before the pass is too little to begin something, or nobody knows what. A block that rests
+ * between two layers has used what it could: its next step may be as long as what is left. */
+static bool slices_end(const struct engine *en, const struct session *s, bool whole)
 {
-    return s->row_us == 0 || 2 * (double)en->slices_us >= slices_may_us(en, s);
+    return s->row_us == 0 || (whole && evict_params(s->ev)->policy->score_some != NULL) ||
+           2 * (double)en->slices_us >= slices_may_us(en, s);
 }
 
 void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start, bool whole)
@@ -187,10 +187,11 @@ void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t st
          * the next ones in a layer. */
         s->row_us = old == 0 ? now : now > old ? BC_MIN(now, 2 * old) : (3 * old + now) / 4;
         s->slice_rows = rows;
+        s->slice_us = BC_MAX(us, 1.0);
     }
     if (!short_one)
         en->score_rows_left -= BC_MIN(rows, en->score_rows_left);
-    else if (slices_end(en, s))
+    else if (slices_end(en, s, whole))
         en->score_rows_left = 0;
 }
 

@@ -103,16 +103,18 @@ int model_score_rows(struct model *m, const struct model_score *job, uint32_t fi
 
 /* ---- in pieces ---- */
 
-/* What the head costs a row, in layers. */
-static uint32_t head_layers(const struct model *m, const struct model_score *job)
+#define LAYER_UNITS 16u /* what a row takes in a layer */
+
+/* What the head costs a row. 0: one of its rows alone. */
+static uint32_t head_units(const struct model *m, const struct model_score *job)
 {
     const struct hparams *hp = &m->hp;
     uint64_t layer = 2 * (uint64_t)hp->n_heads * hp->head_dim + 3 * (uint64_t)hp->n_ff;
 
-    return job->logprob ? 1 + (uint32_t)(hp->n_vocab / layer) : 0;
+    return job->logprob ? 1 + (uint32_t)(hp->n_vocab * (uint64_t)LAYER_UNITS / layer) : 0;
 }
 
-/* A call of model_score_some: what it may take and what it took, in rows x layers. */
+/* A call of model_score_some: what it may take and what it took, in units. */
 struct piece {
     struct model *m;
     const struct model_score *job;
@@ -131,6 +133,11 @@ static bool may_take(const struct piece *c, uint64_t cost)
 static uint64_t rows_worth(const struct piece *c, uint32_t n)
 {
     return n + (uint64_t)c->m->kn->rows_read;
+}
+
+static uint64_t layer_units(const struct piece *c, uint32_t n)
+{
+    return rows_worth(c, n) * LAYER_UNITS;
 }
 
 /* What the block's rows are, on the device: what another one has left there goes to its caller's memory. */
@@ -177,15 +184,15 @@ static int rest_layers(struct piece *c, uint32_t first, struct err *e)
     do {
         m->arch->layer(&p, &m->w.layers[rest->layer], rest->layer, LAYER_Q | LAYER_MLP);
         rest->layer++;
-        c->took += rows_worth(c, rest->n);
-    } while (rest->layer < m->hp.n_layers && may_take(c, rows_worth(c, rest->n)));
+        c->took += layer_units(c, rest->n);
+    } while (rest->layer < m->hp.n_layers && may_take(c, layer_units(c, rest->n)));
     return model_pass_end(m, &p, e);
 }
 
 /* Rows that may meet the head now: all of them where that is one row of it each. */
 static uint32_t head_rows(const struct piece *c)
 {
-    uint32_t cost = head_layers(c->m, c->job), n = c->rest->n - c->rest->headed;
+    uint32_t cost = head_units(c->m, c->job), n = c->rest->n - c->rest->headed;
     if (cost == 0)
         return n;
     uint64_t fit = (c->may - BC_MIN(c->may, c->took)) / cost;
@@ -206,7 +213,7 @@ static int rest_head(struct piece *c, uint32_t first, uint32_t n, struct err *e)
     m->kn->ops->batch_begin(m->kn, &b);
     score_head(m, c->job, &p, c->ret + first + rest->headed);
     rest->headed += n;
-    c->took += rows_worth(c, n) * head_layers(m, c->job);
+    c->took += rows_worth(c, n) * head_units(m, c->job);
     return model_pass_end(m, &p, e);
 }
 
@@ -218,18 +225,19 @@ static int rest_step(struct piece *c, uint32_t first, uint32_t n_left, bool *ret
     uint32_t most = c->m->info.rest_rows;
 
     /* half a block where little is asked for at a time: a layer of a whole one may be more than that */
-    if (c->may < (uint64_t)MODEL_REST_ROWS * c->m->hp.n_layers)
+    if (c->may < (uint64_t)MODEL_REST_ROWS * c->m->hp.n_layers * LAYER_UNITS)
         most = BC_MIN(most, BC_MAX(MODEL_REST_ROWS / 2, c->m->kn->rows_read / 2));
     most = BC_MIN(most, n_left);
 
     if (rest->n == 0) {
-        uint64_t read = rows_worth(c, 0), fit = c->may - BC_MIN(c->may, read);
+        uint64_t read = rows_worth(c, 0), fit = c->may / LAYER_UNITS;
+        fit -= BC_MIN(fit, read);
         fit =
             BC_MAX(fit, BC_MAX(read / 2, (uint64_t)MODEL_REST_ROWS_MIN)); /* fewer are not faster */
         rest->n = (uint32_t)BC_MIN(fit, (uint64_t)most);
     }
     if (rest->layer < c->m->hp.n_layers) {
-        *ret_more = may_take(c, rows_worth(c, rest->n));
+        *ret_more = may_take(c, layer_units(c, rest->n));
         return *ret_more ? rest_layers(c, first, e) : BC_OK;
     }
     uint32_t n = head_rows(c);
@@ -244,7 +252,8 @@ int model_score_some(struct model *m, const struct model_score *job, struct mode
     MAGIC_OK(m, MODEL_MAGIC);
     bc_assert(!job->fast && end <= job->seq.n && *next <= end && max_rows > 0);
     uint32_t stop = BC_MIN(end, BC_MAX(rows_seeing(job), *next));
-    struct piece c = {m, job, rest, ret_scores, (uint64_t)max_rows * m->hp.n_layers, 0};
+    struct piece c = {m, job, rest, ret_scores, (uint64_t)max_rows * m->hp.n_layers * LAYER_UNITS,
+                      0};
     bool more = true;
 
     while (*next < stop && more) {
@@ -257,7 +266,7 @@ int model_score_some(struct model *m, const struct model_score *job, struct mode
         model_rest_close(rest);
     }
     m->kn->ops->sync(m->kn); /* whoever looks at the clock sees what the device did */
-    rest->spent = (double)c.took / m->hp.n_layers;
+    rest->spent = (double)c.took / (m->hp.n_layers * LAYER_UNITS);
     if (*next < stop)
         return BC_OK;
     for (uint32_t i = stop; i < end; i++)
