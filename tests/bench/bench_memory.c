@@ -1,7 +1,9 @@
 /* bench_memory: what looking after memory costs.
  *
  *   bookkeeping   a token's share of pages, slots, ledger and ceilings, as a part of a decode step
- *   tiers         a cache that leaves its pages and comes back, beside plain copies of as many bytes
+ *   tiers         a cache that leaves its pages and comes back, beside plain copies of as many bytes; on disk beside a
+ *                 file that is written, synced and read back when the system has forgotten it (plain), and beside one
+ *                 that never leaves the system's page cache (cached)
  *
  *     bench_memory MODEL.gguf [--sessions 8] [--tokens 1024] [--rounds 5] [--folder DIR]
  *
@@ -132,8 +134,16 @@ static double gb_per_s(uint64_t bytes, uint64_t ns)
     return (double)bytes / (double)BC_MAX(ns, (uint64_t)1);
 }
 
-static void tier(const char *name, double out_peak, double in_peak, uint64_t *ret_bytes)
+/* GB/s */
+struct peak {
+    double out, in;
+};
+
+/* of: what the same bytes take without the tier; named plain, cached ... */
+static void tier(const char *name, const struct peak *of, const char *const *names, uint32_t n_of,
+                 uint64_t *ret_bytes)
 {
+    char what[64];
     struct generate_options none = eh_greedy(0);
     double out = 0, in = 0;
     struct eh *h = eh_open(b.model, options, NULL);
@@ -161,12 +171,16 @@ static void tier(const char *name, double out_peak, double in_peak, uint64_t *re
         in = BC_MAX(in, gb_per_s(bytes, clock_ns() - at));
         eh_expect(h, r, REP_SCORES_REPLY);
     }
-    if (out_peak > 0) {
+    if (n_of > 0) {
         figure(name, "mib", (double)*ret_bytes / 1048576);
         figure(name, "spill_gb_per_s", out);
-        figure(name, "spill_percent_of_plain", out / out_peak * 100);
         figure(name, "return_gb_per_s", in);
-        figure(name, "return_percent_of_plain", in / in_peak * 100);
+    }
+    for (uint32_t i = 0; i < n_of; i++) {
+        snprintf(what, sizeof what, "spill_percent_of_%s", names[i]);
+        figure(name, what, out / of[i].out * 100);
+        snprintf(what, sizeof what, "return_percent_of_%s", names[i]);
+        figure(name, what, in / of[i].in * 100);
     }
     eh_close(&h);
 }
@@ -191,12 +205,12 @@ static double copy_peak(uint64_t bytes)
     return best;
 }
 
-/* What the disk itself does: written to a file without a name, as the tier's is, and synced; read back
- * when the system has forgotten it (where it can be made to: not on a file system in memory). */
-static void file_peak(uint64_t bytes, double *ret_out, double *ret_in)
+/* What a file without a name, as the tier's is, does. synced: the disk itself, synced, and read back when the system has
+ * forgotten it (where it can be made to: not on a file system in memory). */
+static struct peak file_peak(uint64_t bytes, bool synced)
 {
     char *block = malloc(CHUNK);
-    *ret_out = *ret_in = 0;
+    struct peak peak = {0};
     assert_non_null(block);
     memset(block, 1, CHUNK);
     for (uint32_t k = 0; k < b.rounds; k++) {
@@ -205,35 +219,44 @@ static void file_peak(uint64_t bytes, double *ret_out, double *ret_in)
         uint64_t at = clock_ns();
         for (uint64_t n = 0; n < bytes; n += CHUNK)
             assert_int_equal(pwrite(fd, block, CHUNK, (off_t)n), CHUNK);
-        assert_int_equal(fdatasync(fd), 0);
-        *ret_out = BC_MAX(*ret_out, gb_per_s(bytes, clock_ns() - at));
-        assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+        if (synced)
+            assert_int_equal(fdatasync(fd), 0);
+        peak.out = BC_MAX(peak.out, gb_per_s(bytes, clock_ns() - at));
+        if (synced)
+            assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
         at = clock_ns();
         for (uint64_t n = 0; n < bytes; n += CHUNK)
             assert_int_equal(pread(fd, block, CHUNK, (off_t)n), CHUNK);
-        *ret_in = BC_MAX(*ret_in, gb_per_s(bytes, clock_ns() - at));
+        peak.in = BC_MAX(peak.in, gb_per_s(bytes, clock_ns() - at));
         close(fd);
     }
     free(block);
+    return peak;
 }
 
 static void tiers(void)
 {
+    static const char *const names[] = {"plain", "cached"};
     uint64_t bytes = 0;
     uint32_t rounds = b.rounds;
-    double out, in;
+    struct peak of[2];
     b.disk = false;
     b.rounds = 1;
-    tier("host", 0, 0, &bytes); /* how many bytes there are */
+    tier("host", NULL, NULL, 0, &bytes); /* how many bytes there are */
     b.rounds = rounds;
-    double copy = copy_peak(bytes);
-    figure("host", "plain_copy_gb_per_s", copy);
-    tier("host", copy, copy, &bytes);
+    of[0].out = of[0].in = copy_peak(bytes);
+    figure("host", "plain_copy_gb_per_s", of[0].out);
+    tier("host", of, names, 1, &bytes);
     b.disk = true;
-    file_peak(bytes, &out, &in);
-    figure("disk", "plain_write_gb_per_s", out);
-    figure("disk", "plain_read_gb_per_s", in);
-    tier("disk", out, in, &bytes);
+    for (int i = 0; i < 2; i++) {
+        char what[40];
+        of[i] = file_peak(bytes, i == 0);
+        snprintf(what, sizeof what, "%s_write_gb_per_s", names[i]);
+        figure("disk", what, of[i].out);
+        snprintf(what, sizeof what, "%s_read_gb_per_s", names[i]);
+        figure("disk", what, of[i].in);
+    }
+    tier("disk", of, names, 2, &bytes);
 }
 
 static void run(void **state)
