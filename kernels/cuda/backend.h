@@ -142,6 +142,7 @@ struct op_rope {
 struct op_kv_write {
     const float *k, *v;
     uint32_t layer;
+    uint32_t n_heads, d; /* of the pages, if all sequences' are alike; else 0 */
 };
 struct op_hidden {
     float *x;
@@ -210,6 +211,15 @@ struct wanted {
     {                                                                                              \
         CUDA_R_32F, KN_F32, 0, 0, 0                                                                \
     }
+
+/* Ops that rope.cu runs in one launch: of queries and keys, and the keys' and values' way into pages. */
+#define ROPES_MAX 2
+struct rope_set {
+    struct kn_rope r[ROPES_MAX];
+    float *x[ROPES_MAX];
+    struct op_kv_write kv; /* v NULL: none */
+    uint32_t n;            /* 0: nothing waits */
+};
 
 /* What is known of the floats at x, because the op before has just made them. It lasts until the next op. */
 struct input {
@@ -335,9 +345,10 @@ struct cuda {
     struct ring ring;
     struct batch batch;
     struct capture capture;
-    struct op held;       /* waits for the op that follows it (capture.cu); kind OP_N: none */
-    struct op source;     /* makes the held op's input, and runs with it; kind OP_N: none */
-    struct wanted wanted; /* while a held op runs: what the next one wants its result as */
+    struct op held;        /* waits for the op that follows it (capture.cu); kind OP_N: none */
+    struct rope_set ropes; /* wait for more of them */
+    struct op source;      /* makes the held op's input, and runs with it; kind OP_N: none */
+    struct wanted wanted;  /* while a held op runs: what the next one wants its result as */
     struct input input;
     struct arena *arenas;
     size_t n_pages; /* committed in all of them */
@@ -494,6 +505,10 @@ void run_swiglu(struct cuda *c, const struct op *o);
 void run_gather(struct cuda *c, const struct op *o);
 void cuda_rope(struct kn *kn, const struct kn_batch *b, const struct kn_rope *r, float *x);
 void run_rope(struct cuda *c, const struct op *o);
+/* May o run in one launch with what is in the set, after it? */
+bool rope_joins(const struct rope_set *set, const struct op *o);
+void rope_join(struct rope_set *set, const struct op *o);
+void rope_run(struct cuda *c, const struct rope_set *set);
 void cuda_row_copy(struct kn *kn, const struct kn_kv *kv, uint32_t dst_slot, uint32_t src_slot);
 void cuda_kv_write(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *k,
                    const float *v);

@@ -22,7 +22,8 @@
  *
  *      rmsnorm    held             linear of its result     rmsnorm (halves), then linear       anything else     rmsnorm (floats)
  *
- * and a norm of hidden rows reads them from their pages itself.
+ * and a norm of hidden rows reads them from their pages itself. Rotations wait for each other and for the rows' way into pages,
+ * to run in one launch (rope.cu).
  */
 #include "backend.h"
 
@@ -105,9 +106,19 @@ static struct wanted wanted_of(const struct cuda *c, const struct op *o, const s
     return (struct wanted)WANTED_FLOATS;
 }
 
+static void ropes_run(struct cuda *c)
+{
+    if (c->ropes.n > 0 && c->failed == cudaSuccess) {
+        c->input.x = NULL;
+        rope_run(c, &c->ropes);
+    }
+    memset(&c->ropes, 0, sizeof c->ropes);
+}
+
 void held_run(struct cuda *c, const struct op *next)
 {
     struct op o = c->held;
+    ropes_run(c);
     c->held.kind = OP_N;
     if (o.kind != OP_N && c->failed == cudaSuccess) {
         if (next && next->kind == OP_LINEAR)
@@ -129,6 +140,10 @@ static bool is_norm_of_held(const struct cuda *c, const struct op *o)
 
 void op_run(struct cuda *c, const struct op *o)
 {
+    if (c->ropes.n > 0 && rope_joins(&c->ropes, o)) {
+        rope_join(&c->ropes, o);
+        return;
+    }
     if (is_norm_of_held(c, o))
         c->source = c->held;
     else
@@ -138,6 +153,8 @@ void op_run(struct cuda *c, const struct op *o)
     if (o->kind == OP_RMSNORM || o->kind == OP_SWIGLU || o->kind == OP_HIDDEN_READ ||
         o->kind == OP_ATTENTION)
         c->held = *o;
+    else if (o->kind == OP_ROPE)
+        rope_join(&c->ropes, o);
     else
         op_do(c, o);
 }

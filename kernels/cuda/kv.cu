@@ -63,6 +63,12 @@ void cuda_kv_write(struct kn *kn, const struct kn_batch *b, uint32_t layer, cons
     struct op o = op_make(OP_KV_WRITE);
     kn_assert(b->slots && c->batch.b == b);
     o.u.kv_write.layer = layer;
+    for (uint32_t i = 0; i < b->n_seqs; i++) {
+        const struct kn_kv *kv = b->seqs[i].kv, *first = b->seqs[0].kv;
+        bool same = kv->n_kv_heads == first->n_kv_heads && kv->head_dim == first->head_dim;
+        o.u.kv_write.n_heads = same && (i == 0 || o.u.kv_write.n_heads) ? kv->n_kv_heads : 0;
+        o.u.kv_write.d = kv->head_dim;
+    }
     o.u.kv_write.k = k;
     o.u.kv_write.v = v;
     op_submit(c, &o);
