@@ -24,7 +24,7 @@
 #define STATE_DIR_MAX 3800 /* what is below it must fit in DISK_PATH_MAX */
 #define TRANSFER_MAGIC 0x7472616eu
 #define TRANSFER_TASKS 4           /* blocks of one transfer that are under way */
-#define TIER_STEP_BYTES (8u << 20) /* copied in a step, all transfers together */
+#define TIER_STEP_BYTES (2u << 20) /* copied in a step, all transfers together */
 
 struct transfer;
 
