@@ -303,8 +303,7 @@ static void run_budget(struct engine *en, struct command *c)
     int rc = evict_set_params(s->ev, &p, &e);
     bc_assert(rc == BC_OK); /* evict_resolve checked it */
     s->ask = ask;
-    durable_params(s);
-    if (seqcache_count(s->cache) > p.budget) {
+    if (seqcache_count(s->cache) > p.budget) { /* prune_done tells the journal */
         prune_ask(en, s, c, PRUNE_SHRUNK, p.keep);
         s->prune.before = before;
         s->prune.ask_before = ask_before;
@@ -313,6 +312,7 @@ static void run_budget(struct engine *en, struct command *c)
     }
     if (s->prune.active) /* it may be due no more; if it is, it begins again */
         prune_abort(s);
+    durable_params(s);
     sess_ceiling(en, s);
     share_update(en);
     struct report *r = report_new(REP_BUDGET, 0);

@@ -101,6 +101,8 @@ static void prune_done(struct engine *en, struct session *s, const struct evict_
     log_debug("engine.prune", "session %llu: %s %u -> %u tokens, %llu us",
               (unsigned long long)s->id, rec->policy->name, rec->tokens_before, rec->tokens_after,
               (unsigned long long)rec->micros);
+    if (job.reason == PRUNE_SHRUNK)
+        durable_params(s);
     durable_evict(s, rec, job.reason, seqcache_bytes_held(s->cache));
     report_pruned(en, s, rec, seqcache_bytes_held(s->cache));
     if (job.reply)
@@ -118,7 +120,6 @@ static void prune_failed(struct engine *en, struct session *s, const struct err 
         int rc = evict_set_params(s->ev, &job.before, NULL);
         bc_assert(rc == BC_OK);
         s->ask = job.ask_before;
-        durable_params(s);
     }
     struct command who = prune_asker(s);
     prune_abort(s);

@@ -216,6 +216,7 @@ static void set_out(struct engine *en, struct session *s, struct story *st, stru
     *image = NULL;
     s->lodging.place = PLACE_AWAY;
     sess_state_take(s, st->r->end);
+    s->budget_bytes = budget_bytes(&st->r->end->params, pool_page_bytes(s->pool));
     s->replay_after = st->r;
     st->r = NULL;
     queue_face(en, s);

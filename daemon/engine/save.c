@@ -155,6 +155,7 @@ static int restore_session(struct engine *en, struct transfer *t, const struct s
     open.u.open.name = c->u.restore.name;
     open.u.open.chat_template = st->chat_template;
     open.u.open.priority = st->priority;
+    open.u.open.weight = st->weight;
     open.u.open.port = c->u.restore.port;
     memcpy(open.u.open.client, c->u.restore.client, sizeof open.u.open.client);
     int rc = sess_open(en, &open, m, &s, e);

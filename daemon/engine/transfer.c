@@ -172,12 +172,30 @@ static int out_blocks(struct engine *en, struct transfer *t, struct err *e)
 
 /* ---- back ---- */
 
+/* A daemon before this one made the image: what may be held is what that session's budget was then; what
+ * has changed since is done again afterwards. */
+static int in_budget(struct transfer *t, struct err *e)
+{
+    struct sess_state *st = malloc(sizeof *st);
+    size_t n;
+    const void *bytes = spill_state(t->sp, &n);
+    if (st == NULL)
+        return err_nomem(e, sizeof *st);
+    int rc = sess_state_get(bytes, n, st, e);
+    if (rc == BC_OK)
+        t->s->budget_bytes = budget_bytes(&st->params, pool_page_bytes(t->s->pool));
+    free(st);
+    return rc;
+}
+
 /* The head was read, and there is a session: does it fit? */
 int transfer_fits(struct engine *en, struct transfer *t, struct err *e)
 {
     struct session *s = t->s;
     uint64_t need = (uint64_t)spill_pages(t->sp) * pool_page_bytes(s->pool);
     int rc = spill_fits(t->sp, pool_kv(s->pool), s->m->info.identity, e);
+    if (rc == BC_OK && s->replay_after != NULL)
+        rc = in_budget(t, e);
     uint64_t rows = spill_rows(t->sp), all = (rows + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS;
     if (s->budget_bytes != 0 && all * pool_page_bytes(s->pool) <= s->budget_bytes)
         s->budget_bytes = BC_MAX(s->budget_bytes, need); /* it shared pages: see sess_ceiling */

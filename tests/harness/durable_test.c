@@ -87,6 +87,8 @@ void sessions_equal(struct eh *a, uint64_t sid, struct eh *b, uint64_t tid, cons
     same(s->recent_from, t->recent_from, "the first id known", what);
     bytes_same(s->recent, t->recent, s->n_recent * sizeof *s->recent, "the newest ids", what);
     same(s->budget_bytes, t->budget_bytes, "the budget", what);
+    same(s->weight, t->weight, "its weight", what);
+    same((uint32_t)s->priority, (uint32_t)t->priority, "its priority", what);
     same(n, seqcache_count(t->cache), "what is cached", what);
     bytes_same(seqcache_ids(s->cache), seqcache_ids(t->cache), n * sizeof(int32_t), "the tokens",
                what);

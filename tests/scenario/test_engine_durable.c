@@ -314,6 +314,115 @@ static void a_snapshot_ahead_of_its_journal_is_not_used(void **state)
     rest_is_true(&t, dir, 1, 90, 200);
 }
 
+/* ---- budgets that changed ---- */
+
+static const struct session *session_of(struct eh *h)
+{
+    assert_int_equal(h->en->n_sessions, 1);
+    return h->en->list[0];
+}
+
+static uint32_t post_budget(struct eh *h, uint64_t s, uint32_t tokens)
+{
+    struct command *c = eh_command(h, CMD_BUDGET, s);
+    c->u.budget.tokens = tokens;
+    return eh_post(h, c);
+}
+
+/* A session that was opened with `first` tokens and has `tokens` since, with a whole prompt of 100 in it. */
+static struct eh *engine_budgeted(char *dir, uint32_t first, uint32_t tokens, uint64_t *ret)
+{
+    struct eh *h = durable_engine(
+        &(struct durable_setup){.dir = dir, .spill_after_us = 1, .host_tier = 64 << 20});
+    struct generate_options o = eh_greedy(8);
+    h->en->opt.spill_after_us = 0;
+    *ret = eh_session(h, &(struct eh_ask){.policy = "counter_causal",
+                                          .budget_tokens = first,
+                                          .durable = dir != NULL,
+                                          .name = "work"});
+    if (first != tokens)
+        eh_expect(h, post_budget(h, *ret, tokens), REP_BUDGET);
+    eh_ids(h, *ret, prompt, 100, &o);
+    eh_run_to_end(h, *ret);
+    return h;
+}
+
+static void leaves(struct eh *h)
+{
+    h->en->opt.spill_after_us = 1;
+    eh_pass(h, 100);
+    eh_run(h);
+    assert_int_equal(session_of(h)->lodging.place, PLACE_AWAY);
+    h->en->opt.spill_after_us = 0;
+}
+
+static void goes_on_as(struct eh *h, uint64_t s, char *dir, const char *what)
+{
+    struct eh *g = engine_on(dir);
+    uint64_t t = eh_attach(g, "work");
+    assert_true(t != 0);
+    eh_run(g);
+    assert_int_equal(session_of(g)->budget_bytes, session_of(h)->budget_bytes);
+    answers_equal(h, s, g, t, prompt + 200, 30, 40, what);
+    eh_close(&g);
+}
+
+/* What may be held when a snapshot comes back is what its session's budget was then: neither the one that
+ * it was opened with nor the one that it has now. */
+static void a_snapshot_comes_back_under_another_budget(void **state)
+{
+    (void)state;
+    char dir[FOLDER_PATH], copy[FOLDER_PATH];
+    uint64_t s;
+    folder_fresh(dir, root, "raised");
+    struct eh *h = engine_budgeted(dir, 40, 300, &s);
+    leaves(h);
+    folder_fresh(copy, root, "copy");
+    folder_copy(dir, copy); /* the kill */
+    goes_on_as(h, s, copy, "raised before");
+    eh_close(&h);
+
+    folder_fresh(dir, root, "lowered");
+    h = engine_budgeted(dir, 300, 300, &s);
+    leaves(h);
+    eh_expect(h, post_budget(h, s, 40), REP_BUDGET); /* it comes back for that */
+    eh_run(h);
+    folder_fresh(copy, root, "copy");
+    folder_copy(dir, copy);
+    goes_on_as(h, s, copy, "lowered since");
+    eh_close(&h);
+}
+
+/* A budget that is being lowered is the old one or the new one, whenever the kill comes. */
+static void a_kill_while_a_budget_is_lowered(void **state)
+{
+    (void)state;
+    char dir[FOLDER_PATH], copy[FOLDER_PATH];
+    uint64_t s;
+    bool before = false, after = false, over = false;
+    folder_fresh(dir, root, "lowering");
+    struct eh *h = engine_budgeted(dir, 300, 300, &s);
+    post_budget(h, s, 40);
+    while (!over) {
+        over = !eh_step(h);
+        folder_fresh(copy, root, "copy");
+        folder_copy(dir, copy);
+        struct eh *g = engine_on(copy);
+        assert_true(eh_attach(g, "work") != 0);
+        eh_run(g);
+        const struct evict_params *p = evict_params(session_of(g)->ev);
+        uint32_t n = seqcache_count(session_of(g)->cache);
+        assert_true(p->budget == 40 || p->budget == 300);
+        if (n > p->budget)
+            fail_msg("%u tokens under a budget of %u", n, p->budget);
+        before |= p->budget == 300;
+        after |= p->budget == 40;
+        eh_close(&g);
+    }
+    assert_true(before && after);
+    eh_close(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +431,8 @@ int main(void)
         cmocka_unit_test(a_snapshot_shortens_the_way),
         cmocka_unit_test(a_damaged_snapshot_is_not_used),
         cmocka_unit_test(a_snapshot_ahead_of_its_journal_is_not_used),
+        cmocka_unit_test(a_snapshot_comes_back_under_another_budget),
+        cmocka_unit_test(a_kill_while_a_budget_is_lowered),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

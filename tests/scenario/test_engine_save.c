@@ -147,6 +147,20 @@ static void goes_on_in_another_daemon(const struct eh_ask *ask)
     eh_close(&b);
 }
 
+static void its_weight_comes_back(void **state)
+{
+    (void)state;
+    struct eh *h = daemon_open("tiny-llama.gguf");
+    uint64_t s = eh_session(h, &(struct eh_ask){.budget_tokens = 100, .weight = 7, .priority = -3});
+    eh_expect(h, eh_post_save(h, s, "heavy"), REP_DONE);
+    eh_close_session(h, s);
+    eh_expect(h, eh_post_restore(h, "heavy"), REP_OPENED);
+    assert_int_equal(h->en->list[0]->weight, 7);
+    assert_int_equal(h->en->weights, 7);
+    assert_int_equal(h->en->list[0]->priority, -3);
+    eh_close(&h);
+}
+
 static void every_policy_goes_on_in_another_daemon(void **state)
 {
     (void)state;
@@ -458,6 +472,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_policy_goes_on_in_another_daemon),
+        cmocka_unit_test(its_weight_comes_back),
         cmocka_unit_test(a_conversation_goes_on),
         cmocka_unit_test(its_model_is_loaded_for_it),
         cmocka_unit_test(what_cannot_be_is_refused),
