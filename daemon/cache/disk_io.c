@@ -10,7 +10,8 @@
 static int system_open(void *arg, const char *path, int flags, mode_t mode)
 {
     (void)arg;
-    return open(path, flags | O_CLOEXEC, mode);
+    /* a pipe under this name would wait for its other end; what is no file is told by its size */
+    return open(path, flags | O_CLOEXEC | O_NONBLOCK, mode);
 }
 
 static int system_close(void *arg, int fd)
@@ -26,7 +27,7 @@ static int64_t system_size(void *arg, int fd)
     if (fstat(fd, &st) < 0)
         return -1;
     if (!S_ISREG(st.st_mode)) {
-        errno = EISDIR;
+        errno = S_ISDIR(st.st_mode) ? EISDIR : ESPIPE;
         return -1;
     }
     return st.st_size;

@@ -244,6 +244,8 @@ int dispatch_open(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struc
         goto fail;
     open_evict(&cmd->u.open.evict, m, d);
     open_positions(cmd, &t);
+    if (m->budget_bytes == 0 && m->budget_tokens == 0) /* the engine's default, cut to kv_memory */
+        cmd->u.open.evict.budget_bytes = 0;
     snprintf(cmd->u.open.client, sizeof cmd->u.open.client, "%.63s", c->client);
     cmd->u.open.priority = m->priority;
     cmd->u.open.weight = m->weight;

@@ -298,6 +298,52 @@ static void saved_files_are_listed_and_go(void **state)
     dh_stop(&d);
 }
 
+/* What lies under a save's name and is no file is refused at once, and saves go on. */
+static void what_is_no_file_holds_nobody_up(void **state)
+{
+    (void)state;
+    struct dh *d = daemon_start();
+    backcast *c = connected(d);
+    struct backcast_session_options o = answer_budget("h2o", 60);
+    backcast_session *s, *back = NULL;
+    char path[FOLDER_PATH + 64];
+    assert_int_equal(backcast_session_open(c, &o, &s), 0);
+    assert_int_equal(backcast_session_save(s, "pipe"), 0);
+    snprintf(path, sizeof path, "%s/saved/%u/pipe.bcs", state_dir, (unsigned)getuid());
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(backcast_session_restore(c, "pipe", &back), BACKCAST_EIO);
+    assert_null(back);
+    assert_int_equal(backcast_session_save(s, "pipe"), 0); /* in the place of it */
+    assert_int_equal(backcast_session_restore(c, "pipe", &back), 0);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
+/* A default is nobody's wish: it is cut to what there is; a budget that was asked for is refused. */
+static void the_default_budget_fits_a_small_daemon(void **state)
+{
+    (void)state;
+    const char *args[] = {"--kv-memory=2MiB", NULL};
+    struct dh *d = dh_start("tiny-llama.gguf", args);
+    backcast *c = connected(d);
+    struct backcast_session_options o;
+    struct backcast_session_info info;
+    backcast_session *s, *t;
+    struct answer a = {0};
+    backcast_session_options_init(&o);
+    assert_int_equal(backcast_session_open(c, &o, &s), 0);
+    assert_int_equal(backcast_session_info(s, &info), 0);
+    assert_in_range(info.budget_bytes, info.page_bytes, 2 << 20);
+    ask(c, s, first, &a);
+    assert_int_equal(backcast_session_open(c, &o, &t), 0);
+    o.budget_bytes = 64 << 20;
+    assert_int_equal(backcast_session_open(c, &o, &t), BACKCAST_EBUDGET);
+    answer_free(&a);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
 static void a_state_folder_has_one_daemon(void **state)
 {
     (void)state;
@@ -378,6 +424,8 @@ int main(void)
         cmocka_unit_test(what_is_shared_is_said),
         cmocka_unit_test(the_command_saves_and_restores),
         cmocka_unit_test(saved_files_are_listed_and_go),
+        cmocka_unit_test(what_is_no_file_holds_nobody_up),
+        cmocka_unit_test(the_default_budget_fits_a_small_daemon),
         cmocka_unit_test(a_state_folder_has_one_daemon),
         cmocka_unit_test(without_a_state_folder_it_says_so),
         cmocka_unit_test(idle_sessions_leave_and_come_back),
