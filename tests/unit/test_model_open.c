@@ -96,8 +96,8 @@ static void a_model_says_what_it_is(void **state)
     kn_close(&kn);
 }
 
-/* Scratch: a row has x, h (64 each), q, att (128 each), k, v (64 each), gate, up (160 each), nine
- * host words; an output row its logits. Weights and vectors are the rest of what the backend
+/* Scratch: a row has x, h and what rests between two layers (64 each), q, att (128 each), k, v (64 each), gate, up (160
+ * each), nine host words; an output row its logits. Weights and vectors are the rest of what the backend
  * counts. */
 static void bytes_are_counted_exactly(void **state)
 {
@@ -110,7 +110,7 @@ static void bytes_are_counted_exactly(void **state)
     struct model_options o = {.max_rows = 10, .max_out = 3};
     assert_int_equal(model_open(&m, kn, g, &o, NULL, NULL, &e), BC_OK);
     const struct model_info *i = model_info(m);
-    size_t device = 4 * (10 * (2 * 64 + 2 * 128 + 2 * 64 + 2 * 160) + 3 * 384), host = 10 * 9 * 4;
+    size_t device = 4 * (10 * (3 * 64 + 2 * 128 + 2 * 64 + 2 * 160) + 3 * 384), host = 10 * 9 * 4;
     assert_int_equal(i->bytes_scratch, device + host);
     assert_int_equal(i->bytes_weights + device, kn->bytes_weights + kn->bytes_buffers);
     model_close(&m);
