@@ -308,7 +308,8 @@ static void a_decode_advances_every_step_while_others_prefill(void **state)
         c->uid = 2000;
         c->u.generate.kind = PROMPT_IDS;
         c->u.generate.opt = o;
-        c->u.generate.ids = prompt_of(1, 160); /* the clock stands: a refresh takes two rows a step */
+        c->u.generate.ids =
+            prompt_of(1, 160); /* the clock stands: a refresh takes two rows a step */
         c->u.generate.n_ids = 160;
         eh_post(h, c);
     }
