@@ -139,7 +139,7 @@ struct link {
  * sentence on failure. Returns a cli_exit. */
 int link_open(struct link *ret, const struct args *a, bool may_start);
 void link_close(struct link *l);
-/* The number or name of a session to its id; prints a sentence if there is none. */
+/* A session by its name, else by its number ("#12" is always the number); prints a sentence if there is none. */
 bool session_find(backcast *c, const char *text, uint64_t *ret);
 /* A command about one session, the first argument: connects, finds it, acts. Returns a cli_exit. */
 typedef int session_act(struct args *a, backcast *c, uint64_t id);

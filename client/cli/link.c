@@ -69,31 +69,36 @@ void link_close(struct link *l)
     private_stop(&l->own);
 }
 
+/* "12" or "#12"; 0: neither. */
+static uint64_t number_of(const char *text)
+{
+    char *end;
+    const char *digits = text + (text[0] == '#');
+    if (digits[0] < '0' || digits[0] > '9')
+        return 0;
+    uint64_t id = strtoull(digits, &end, 10);
+    return *end == '\0' ? id : 0;
+}
+
 bool session_find(backcast *c, const char *text, uint64_t *ret)
 {
     struct backcast_stats st;
-    char *end;
-    int rc;
+    uint64_t id = number_of(text);
+    int rc = text[0] != '#' ? backcast_stats(c, &st) : 0;
 
-    if (text[0] >= '0' && text[0] <= '9') {
-        uint64_t id = strtoull(text, &end, 10);
-        if (*end == '\0') {
-            *ret = id;
-            return true;
-        }
-    }
-    rc = backcast_stats(c, &st);
     if (rc < 0) {
         say_failure(c, rc, "sessions");
         return false;
     }
-    for (size_t i = 0; i < st.n_sessions; i++)
-        if (strcmp(st.sessions[i].name, text) == 0) {
-            *ret = st.sessions[i].id;
-            return true;
-        }
-    say("no session has the name or number '%s' (backcast ls)", text);
-    return false;
+    for (size_t i = 0; text[0] != '#' && i < st.n_sessions; i++)
+        if (strcmp(st.sessions[i].name, text) == 0)
+            id = st.sessions[i].id;
+    if (id == 0) {
+        say("no session has the name or number '%s' (backcast ls)", text);
+        return false;
+    }
+    *ret = id;
+    return true;
 }
 
 int session_do(struct args *a, session_act *act)

@@ -190,6 +190,24 @@ static void json_value(const char *text, const char *key, char *ret, size_t size
     snprintf(ret, size, "%.*s", (int)strcspn(at, ",}"), at);
 }
 
+/* A name of digits is a name, also where another session has that number; with a # in front it is the number. */
+static void a_name_of_digits_is_a_name(void **state)
+{
+    (void)state;
+    char id[32], number[40];
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", "first", "oak");
+    struct prog_result r = RUN(NULL, "stat", "--json", socket_opt, "first");
+    json_value(r.out, "\"session\"", id, sizeof id);
+    prog_free(&r);
+    snprintf(number, sizeof number, "#%s", id);
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", id, "mill");
+    CHECK(0, "is closed", NULL, "close", socket_opt, id);
+    CHECK(0, "first", NULL, "stat", socket_opt, id); /* the name is free: the number again */
+    CHECK(0, "is closed", NULL, "close", socket_opt, number);
+    CHECK(1, NULL, "first", "stat", socket_opt, "first");
+    CHECK(1, NULL, "#x", "close", socket_opt, "#x");
+}
+
 static void figures_have_one_name_and_one_value(void **state)
 {
     (void)state;
@@ -260,6 +278,7 @@ int main(void)
         cmocka_unit_test(a_pipe_comes_before_the_arguments),
         cmocka_unit_test(streams_in_one_place_do_not_mix),
         cmocka_unit_test(mistakes_come_before_the_private_daemon),
+        cmocka_unit_test(a_name_of_digits_is_a_name),
         cmocka_unit_test(figures_have_one_name_and_one_value),
         cmocka_unit_test(a_model_has_one_name),
         cmocka_unit_test(chat_goes_on_over_a_kill),
