@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define HOST_PIECE ((size_t)512 << 10)
 #define HEAD_FIRST 4096u /* read at once: most heads are not longer */
 
 static const char *name_of(const struct image *i)
@@ -23,6 +24,22 @@ static const char *name_of(const struct image *i)
 
 /* ---- ways out ---- */
 
+/* Its pages are made here and not in the steps that copy, for which decodes wait; in pieces, because whoever maps or unmaps
+ * meanwhile waits for one. Where a kernel cannot, the copies make them. */
+static void host_populate(uint8_t *flat, size_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = BC_MIN(bytes - at, HOST_PIECE);
+        if (madvise(flat + at, n, MADV_POPULATE_WRITE) != 0)
+            return;
+    }
+#else
+    (void)flat;
+    (void)bytes;
+#endif
+}
+
 static int host_create(struct image *i, struct err *e)
 {
     void *flat = mmap(NULL, i->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -30,6 +47,7 @@ static int host_create(struct image *i, struct err *e)
         return err_nomem(e, i->bytes);
     (void)madvise(flat, i->bytes, MADV_HUGEPAGE); /* fewer faults; as good without */
     (void)madvise(flat, i->bytes, MADV_DONTDUMP);
+    host_populate(flat, i->bytes);
     i->flat = flat;
     return BC_OK;
 }
