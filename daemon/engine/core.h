@@ -297,6 +297,8 @@ struct transfer *transfer_new(struct engine *en, struct session *s, bool out,
 void transfer_free(struct engine *en, struct transfer **t);
 /* Out: what leaves (t->sp); the pages are dense afterwards. */
 int transfer_describe(struct engine *en, struct transfer *t, struct err *e);
+/* What the image says of its session, which points into it; the caller frees. */
+int transfer_state(const struct transfer *t, struct sess_state **ret, struct err *e);
 int transfer_buffer(struct engine *en, struct transfer *t, struct err *e);
 void transfer_begin(struct engine *en, struct transfer *t);
 /* In: the head was read, and there is a session: does it fit? */

@@ -186,13 +186,11 @@ static int restore_model(struct engine *en, const struct transfer *t, const stru
 
 static int state_read(const struct transfer *t, struct sess_state **ret, struct err *e)
 {
-    struct sess_state *st = malloc(sizeof *st);
-    size_t n;
-    const void *bytes = spill_state(t->sp, &n);
-    if (st == NULL)
-        return err_nomem(e, sizeof *st);
-    int rc = sess_state_get(bytes, n, st, e);
-    if (rc == BC_OK && st->uid != t->asker->uid)
+    struct sess_state *st;
+    int rc = transfer_state(t, &st, e);
+    if (rc < 0)
+        return rc;
+    if (st->uid != t->asker->uid)
         rc = err_set(e, BC_EPERMISSION, "name", "it was saved by another user");
     if (rc == BC_OK && st->stream <= spill_last_stream(t->sp) && spill_rows(t->sp) > 0)
         rc = err_set(e, BC_ECORRUPT, "state", "the session's state is older than its cache");

@@ -37,11 +37,11 @@ const char *sess_template(const struct session *s); /* as it was asked for; "": 
 void sess_state_put(const struct session *s, struct bytes_out *o);
 /* BC_ECORRUPT, BC_EVERSION. Points into bytes. */
 int sess_state_get(const void *bytes, size_t n, struct sess_state *ret, struct err *e);
-/* Makes s, whose model, policy and cache are there, what the state says. n_rows: cached tokens. */
 /* What can be known of s before its cache is here: everything but cache, policy and newest tokens. */
 void sess_state_take(struct session *s, const struct sess_state *st);
 int sess_policy_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,
                       struct err *e); /* what the policy has learnt alone */
+/* Makes s, whose model, policy and cache are there, what the state says. n_rows: cached tokens. */
 int sess_state_apply(struct session *s, const struct sess_state *st, uint32_t n_rows,
                      struct err *e);
 #endif

@@ -172,9 +172,7 @@ static int out_blocks(struct engine *en, struct transfer *t, struct err *e)
 
 /* ---- back ---- */
 
-/* A daemon before this one made the image: what may be held is what that session's budget was then; what
- * has changed since is done again afterwards. */
-static int in_budget(struct transfer *t, struct err *e)
+int transfer_state(const struct transfer *t, struct sess_state **ret, struct err *e)
 {
     struct sess_state *st = malloc(sizeof *st);
     size_t n;
@@ -182,10 +180,24 @@ static int in_budget(struct transfer *t, struct err *e)
     if (st == NULL)
         return err_nomem(e, sizeof *st);
     int rc = sess_state_get(bytes, n, st, e);
-    if (rc == BC_OK)
-        t->s->budget_bytes = budget_bytes(&st->params, pool_page_bytes(t->s->pool));
-    free(st);
+    if (rc < 0)
+        free(st);
+    else
+        *ret = st;
     return rc;
+}
+
+/* A daemon before this one made the image: what may be held is what that session's budget was then; what
+ * has changed since is done again afterwards. */
+static int in_budget(struct transfer *t, struct err *e)
+{
+    struct sess_state *st;
+    int rc = transfer_state(t, &st, e);
+    if (rc < 0)
+        return rc;
+    t->s->budget_bytes = budget_bytes(&st->params, pool_page_bytes(t->s->pool));
+    free(st);
+    return BC_OK;
 }
 
 /* The head was read, and there is a session: does it fit? */
@@ -247,17 +259,15 @@ static void in_blocks(struct engine *en, struct transfer *t)
 /* What the session was beside its cache: all of it for a new one, else what its policy had learnt. */
 static int in_apply(struct transfer *t, struct err *e)
 {
-    struct sess_state *st = malloc(sizeof *st);
-    size_t n;
-    const void *bytes = spill_state(t->sp, &n);
-    if (st == NULL)
-        return err_nomem(e, sizeof *st);
-    int rc = sess_state_get(bytes, n, st, e);
+    struct sess_state *st;
+    int rc = transfer_state(t, &st, e);
+    if (rc < 0)
+        return rc;
     if (spill_origin(t->sp).arithmetic != models_arithmetic(t->s->m))
         t->s->foreign = true;
-    if (rc == BC_OK && (t->why == WHY_RESTORE || t->s->replay_after != NULL))
+    if (t->why == WHY_RESTORE || t->s->replay_after != NULL)
         rc = sess_state_apply(t->s, st, spill_rows(t->sp), e);
-    else if (rc == BC_OK)
+    else
         rc = sess_policy_apply(t->s, st, spill_rows(t->sp), e);
     free(st);
     return rc;
