@@ -42,11 +42,12 @@ static const struct command_row commands[] = {
      "Both hold the same cache until they go on, each by itself: backcast chat --name NAME.",
      cmd_fork},
     {"scores", OPT_LINK, 1, 1, "SESSION", "each cached token with its surprise",
-     "The session must be idle.", cmd_scores},
+     "The session may be answering meanwhile; while it is pruned this is refused.", cmd_scores},
     {"map", OPT_LINK | OPT_MAP, 1, 1, "[options] SESSION",
      "the conversation, with what was forgotten struck out",
      "What is kept is shaded by surprise: the stronger, the less the tokens after it predict it.\n"
-     "Without a terminal, forgotten text stands in [- -]. The session must be idle.",
+     "Without a terminal, forgotten text stands in [- -]. The session may be answering meanwhile;\n"
+     "while it is pruned this is refused.",
      cmd_map},
     {"pull", OPT_PULL, 0, 1, "[options] [MODEL | FILE]",
      "fetch a model (the default one), or take in a GGUF file",
