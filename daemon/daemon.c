@@ -277,7 +277,9 @@ static void daemon_reload(struct daemon *d)
     size_t n = config_compare(d->opt.config, &now, changes, ARRAY_LEN(changes));
     for (size_t i = 0; i < n; i++)
         log_info("daemon", "SIGHUP: [%s] %s %s", changes[i].section, changes[i].key,
-                 changes[i].live ? "applied" : "needs a restart");
+                 !changes[i].live                            ? "needs a restart"
+                 : strcmp(changes[i].section, "memory") == 0 ? "asked of the engine"
+                                                             : "applied");
     if (now.n_models != d->opt.config->n_models)
         log_info("daemon", "SIGHUP: [model.NAME] sections need a restart");
     if (log_setup(now.daemon_log, &e) < 0)
@@ -286,7 +288,7 @@ static void daemon_reload(struct daemon *d)
     struct server_defaults def = defaults_of(&now);
     server_configure(d->server, &l, &def);
     engine_configure(d, &now);
-    log_info("daemon", "SIGHUP: %zu changes", n);
+    log_info("daemon", "SIGHUP: %zu change%s", n, n == 1 ? "" : "s");
     /* Paths of models stay with the engine: the old list lives on. */
     for (size_t i = 0; i < now.n_models; i++)
         free(now.models[i].path);

@@ -102,8 +102,8 @@ void prune_text(const struct transcript *t, const struct backcast_event *ev, cha
     if (t != NULL && transcript_words(t, *r, words, 100))
         snprintf(buf + at, len - at, ", the longest piece \"%s\"", words);
     else
-        snprintf(buf + at, len - at, ", the longest piece %llu..%llu", (unsigned long long)r->first,
-                 (unsigned long long)(r->first + r->count - 1));
+        snprintf(buf + at, len - at, ", the longest piece tokens %llu..%llu",
+                 (unsigned long long)r->first, (unsigned long long)(r->first + r->count - 1));
     if (ev->pruned.n_dropped == 1) { /* it is all of it */
         char *most = strstr(buf + at, "the longest piece ");
         memmove(most, most + 18, strlen(most + 18) + 1);

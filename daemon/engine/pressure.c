@@ -97,6 +97,12 @@ static int no_memory(const struct engine *en, const struct session *s, uint64_t 
 {
     uint64_t page = pool_page_bytes(s->pool);
     bool user = share_uid(en) < share_kv(en);
+    uint64_t all = user ? share_uid(en) : share_kv(en);
+    if (need > all)
+        return err_amount(
+            e, BC_EBUDGET, user ? "uid_share" : "kv_memory", need, available - available % page,
+            "the cache memory of %s is too small: %llu bytes are needed, and it is %llu",
+            user ? "a user" : "the daemon", (unsigned long long)need, (unsigned long long)all);
     return err_amount(e, BC_EBUDGET, user ? "uid_share" : "kv_memory", need,
                       available - available % page,
                       "the cache memory of %s is taken: %llu bytes are needed, %llu are left",
