@@ -25,7 +25,7 @@ static int after_print(const struct args *a, backcast *c, uint64_t id, const cha
         if (s->id != id)
             continue;
         if (!a->json) {
-            printf("session %llu %s: %u tokens cached now, budget %u, keep %u, %s live, %s held\n",
+            printf("session %llu %s: %u tokens cached, budget %u, keep %u, %s live, %s held\n",
                    (unsigned long long)id, what, s->tokens, s->budget_tokens, s->keep_tokens,
                    bytes_text(s->bytes_live, live), bytes_text(s->bytes_held, held));
             return CLI_FINE;

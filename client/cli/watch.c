@@ -120,25 +120,12 @@ void rerotated_text(const struct backcast_event *ev, char *buf, size_t len)
              ev->rerotated.position, ev->rerotated.tokens, micros_text(ev->rerotated.micros, time));
 }
 
-/* Another client may have changed it since the session was opened. */
-static uint32_t budget_now(const struct watch *w)
-{
-    struct backcast_session_info info;
-    struct backcast_stats st;
-
-    backcast_session_info(w->s, &info);
-    if (backcast_stats(w->c, &st) == 0)
-        for (size_t i = 0; i < st.n_sessions; i++)
-            if (st.sessions[i].id == info.id)
-                return st.sessions[i].budget_tokens;
-    return info.budget_tokens;
-}
-
 static void end_tell(struct watch *w, const struct backcast_event *ev)
 {
+    struct backcast_session_info info;
     char line[400], in[64] = "", out[24] = "", cap[32] = "";
-    uint32_t budget = budget_now(w);
 
+    backcast_session_info(w->s, &info);
     uint32_t evaluated = ev->end.tokens_in - ev->end.tokens_adopted;
     if (ev->end.prefill_micros > 0 && ev->end.tokens_in > 0)
         snprintf(in, sizeof(in), " (%.0f/s)", evaluated * 1e6 / (double)ev->end.prefill_micros);
@@ -147,8 +134,8 @@ static void end_tell(struct watch *w, const struct backcast_event *ev)
     if (ev->end.decode_micros > 0 && ev->end.tokens_out > 0)
         snprintf(out, sizeof(out), " (%.1f/s)",
                  ev->end.tokens_out * 1e6 / (double)ev->end.decode_micros);
-    if (budget > 0)
-        snprintf(cap, sizeof(cap), " of %u", budget);
+    if (info.budget_tokens > 0)
+        snprintf(cap, sizeof(cap), " of %u", info.budget_tokens);
     int n =
         snprintf(line, sizeof(line), "%s: %u tokens in%s, %u out%s, %u%s cached", ev->end.reason,
                  ev->end.tokens_in, in, ev->end.tokens_out, out, ev->end.tokens_cached, cap);

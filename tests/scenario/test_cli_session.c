@@ -85,20 +85,6 @@ static void run_prints_its_own_answer(void **state)
     prog_free(&json);
 }
 
-/* The ceiling at the end of an answer is the one that the session has then. */
-static void an_end_tells_the_budget_of_now(void **state)
-{
-    (void)state;
-    CHECK(0, NULL, " of 300 cached", "run", socket_opt, "--raw", "-N", "3", "--name", "moved", "-b",
-          "300t", "oak");
-    CHECK(0, "budget 200", NULL, "budget", socket_opt, "moved", "200t");
-    CHECK(0, NULL, " of 200 cached", "run", socket_opt, "--raw", "-N", "3", "--name", "moved",
-          "oak");
-    CHECK(0, NULL, " of 150 cached", "run", socket_opt, "--raw", "-N", "3", "--name", "moved", "-b",
-          "150t", "oak");
-    CHECK(0, "is closed", NULL, "close", socket_opt, "moved");
-}
-
 static void options_meet_the_session(void **state)
 {
     (void)state;
@@ -287,7 +273,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(run_prints_its_own_answer),
-        cmocka_unit_test(an_end_tells_the_budget_of_now),
         cmocka_unit_test(options_meet_the_session),
         cmocka_unit_test(chat_is_json_on_every_line),
         cmocka_unit_test(a_pipe_comes_before_the_arguments),
