@@ -94,11 +94,11 @@ int model_score_rows(struct model *m, const struct model_score *job, uint32_t fi
 #define MODEL_REST_ROWS 64u /* at least: info.rest_rows are those of a block */
 #define MODEL_REST_ROWS_MIN 8u
 struct model_rest {
-    uint32_t n, layer,
-        headed; /* rows of the block; layers behind them; rows that have their score */
-    float *
-        x; /* [info.rest_rows][d_model] HOST, the caller's: what the rows are there, if another block has taken
-                        their place on the device since */
+    uint32_t n, layer; /* rows of the block; layers behind them */
+    uint32_t headed;   /* rows that have their score */
+    /* [info.rest_rows][d_model] HOST, the caller's: what the rows are there, if another block has taken their place on the
+     * device since */
+    float *x;
     struct model *m; /* whose place they have; NULL: none. See model_rest_close */
     double spent;    /* rows' worth of work of the last call, with kn.rows_read for every block */
 };

@@ -252,6 +252,14 @@ void dh_free(struct dh **pd)
     *pd = NULL;
 }
 
+backcast *dh_connect(const struct dh *d)
+{
+    backcast *c = NULL;
+    if (backcast_connect(&c, d->socket) < 0)
+        fail_msg("%s", backcast_last_error(NULL));
+    return c;
+}
+
 void dh_stop(struct dh **pd)
 {
     struct dh *d = *pd;

@@ -1,7 +1,7 @@
 /* daemon_harness.h: a real backcastd of the test's own, on a private socket in a folder of its own.
  *
  *     struct dh *d = dh_start("tiny-llama.gguf", NULL);
- *     backcast_connect(&c, d->socket); ...
+ *     backcast *c = dh_connect(d); ...
  *     dh_stop(&d);                 SIGTERM; asserts that it ended by itself with code 0
  *
  * It is ready when dh_start returns and ends with the test, even if the test is killed. Under a
@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include "backcast.h"
 
 /* How long something that comes at once is waited for: the machine may be busy with other things. */
 #define DH_PATIENCE_MS 30000
@@ -33,6 +34,7 @@ void dh_long_model(const char *path);                                   /* write
 /* Writes any tiny model with another trained context. */
 void dh_context_model(const char *path, const char *model, uint32_t context);
 void dh_stop(struct dh **d);
+backcast *dh_connect(const struct dh *d); /* the caller disconnects */
 /* After dh_wait: another daemon in the place of the one that ended, on the same socket. It loads when
  * this returns; dh_ready waits until it is ready. */
 void dh_again(struct dh *d, const char *model, const char *const *args);

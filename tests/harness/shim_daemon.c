@@ -70,14 +70,6 @@ struct dh *shim_start(const char *backend, const char *model, const char *const 
     return dh_start(model, args);
 }
 
-backcast *shim_connect(const struct dh *d)
-{
-    backcast *c = NULL;
-    if (backcast_connect(&c, d->socket) != 0)
-        fail_msg("%s", backcast_last_error(NULL));
-    return c;
-}
-
 static void event(struct shim_answer *sa, const struct backcast_event *ev)
 {
     answer_event(&sa->a, ev);
@@ -169,7 +161,7 @@ void shim_goldens(const char *arch, const char *only)
     goldens_open(&g, arch);
     assert_true(g.n <= CASES_MAX);
     struct dh *d = shim_start("simt", model, NULL);
-    backcast *c = shim_connect(d);
+    backcast *c = dh_connect(d);
     for (uint32_t i = 0; i < g.n; i++) {
         const struct golden_case *k = &g.cases[i];
         struct backcast_session_options so = options_of(k);

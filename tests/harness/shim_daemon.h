@@ -26,7 +26,6 @@ void shim_says(const char *text, const char *format);
 bool shim_there(void);
 /* backend "simt": what shim_use said. */
 struct dh *shim_start(const char *backend, const char *model, const char *const *more);
-backcast *shim_connect(const struct dh *d);
 /* All cases of a golden file as sessions at once; the texts must be the goldens'. only: a group ("gen") or NULL. */
 void shim_goldens(const char *arch, const char *only);
 /* A raw prompt of token ids under a policy; everything that came. */

@@ -42,14 +42,6 @@ static void sums_are_right(const struct backcast_stats *st)
     assert_true(st->bytes_resident > line(st, "weights") + line(st, "kv"));
 }
 
-static backcast *connected(const struct dh *d)
-{
-    backcast *c = NULL;
-    if (backcast_connect(&c, d->socket) < 0)
-        fail_msg("%s", backcast_last_error(NULL));
-    return c;
-}
-
 static backcast_session *filled(backcast *c, uint32_t budget, size_t n)
 {
     struct backcast_session_options so;
@@ -93,7 +85,7 @@ static void request_and_page_tell_the_same(void **state)
 {
     (void)state;
     struct dh *d = dh_start("tiny-llama.gguf", NULL);
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     struct backcast_stats st;
     filled(c, 100, 300);
     filled(c, 500, 400);
@@ -129,9 +121,9 @@ static void a_crowd_leaves_nothing_behind(void **state)
     (void)state;
     struct dh *d = dh_start("tiny-llama.gguf", NULL);
     uint64_t before = 0, kv = 0;
-    backcast *watch = connected(d);
+    backcast *watch = dh_connect(d);
     for (int round = 0; round < 6; round++) {
-        backcast *c = connected(d);
+        backcast *c = dh_connect(d);
         for (int i = 0; i < 6; i++)
             filled(c, 64 + 64 * (uint32_t)i, 150 + 40 * (size_t)i);
         (void)booked(watch, &kv);
@@ -182,7 +174,7 @@ static void a_users_share_shrinks_on_sighup_and_prunes_at_once(void **state)
     snprintf(arg, sizeof arg, "--config=%s", conf);
     const char *const args[] = {arg, "--host-tier=0", NULL}; /* they cannot leave */
     struct dh *d = dh_start("tiny-llama.gguf", args);
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     filled(c, 500, 400);
     filled(c, 500, 300);
     struct held_wait w = {.c = c, .at_most = UINT64_MAX};

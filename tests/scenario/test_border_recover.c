@@ -49,14 +49,6 @@ static void killed_and_started(void)
     dh_again(d, model, args);
 }
 
-static backcast *connected(void)
-{
-    backcast *c = NULL;
-    if (backcast_connect(&c, d->socket) != 0)
-        fail_msg("%s", backcast_last_error(NULL));
-    return c;
-}
-
 static backcast_session *durable(backcast *c, const char *name)
 {
     struct backcast_session_options o;
@@ -84,7 +76,7 @@ static void ends_of_sessions_that_came_back(void **state)
     (void)state;
     char before[100], after[100], name[16];
     struct backcast_stats st;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     for (int i = 0; i < SESSIONS; i++) {
         snprintf(name, sizeof name, "b%d", i);
         durable(c, name);
@@ -92,14 +84,14 @@ static void ends_of_sessions_that_came_back(void **state)
     killed_and_started();
     dh_ready(d);
     backcast_disconnect(&c);
-    c = connected();
+    c = dh_connect(d);
     input_of(before, sizeof before);
     unsigned fds = dh_fds(d);
     assert_string_not_equal(before, "");
     assert_int_equal(backcast_stats(c, &st), 0);
     assert_int_equal(st.n_sessions, SESSIONS);
     for (int i = SESSIONS; i-- > 0;) {
-        backcast *other = connected(); /* gets the lowest number that is free */
+        backcast *other = dh_connect(d); /* gets the lowest number that is free */
         assert_int_equal(backcast_stats(c, &st), 0);
         assert_int_equal(backcast_close_by_id(c, st.sessions[0].id), 0);
         assert_int_equal(backcast_stats(c, &st), 0); /* both go on */
@@ -117,7 +109,7 @@ static void ends_of_sessions_that_came_back(void **state)
 static void an_answer_goes_on_for_its_client(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_session *s = durable(c, "talk");
     struct backcast_generate_options go = answer_options(TOKENS);
     struct backcast_event ev;
@@ -162,7 +154,7 @@ static void a_start_waits_for_a_lock_that_is_let_go(void **state)
     usleep(100000); /* it asks about now; nothing depends on it */
     close(fd);
     dh_ready(d);
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_disconnect(&c);
 }
 

@@ -34,14 +34,6 @@ static int stop(void **state)
     return 0;
 }
 
-static backcast *connected(void)
-{
-    backcast *c = NULL;
-    if (backcast_connect(&c, d->socket) != 0)
-        fail_msg("%s", backcast_last_error(NULL));
-    return c;
-}
-
 static struct backcast_stats stats(backcast *c)
 {
     struct backcast_stats st;
@@ -59,7 +51,7 @@ static bool nothing_is_held(void *arg)
 static void cancel_ends_at_once_in_prefill_and_decode(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_session *s = NULL;
     struct backcast_event ev;
     struct backcast_generate_options go = answer_options(1000000);
@@ -123,7 +115,7 @@ static _Noreturn void client_that_will_be_killed(int ready)
 static void killed_client_leaves_nothing(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     unsigned fds = dh_fds(d);
 
     for (int i = 0; i < 5; i++) {
@@ -151,7 +143,7 @@ static void killed_client_leaves_nothing(void **state)
 static void named_session_outlives_its_client(void **state)
 {
     (void)state;
-    backcast *a = connected(), *b = connected();
+    backcast *a = dh_connect(d), *b = dh_connect(d);
     backcast_session *s = NULL, *t = NULL;
     struct backcast_session_options so = answer_budget("counter_causal_fast", 96);
     struct backcast_generate_options go = answer_options(50);
@@ -213,7 +205,7 @@ static void cut_connections(void)
 static void reconnect_takes_up_the_stream(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_session *named = NULL, *plain = NULL;
     struct backcast_session_options so = answer_budget("counter_causal_fast", 96);
     struct backcast_generate_options go = answer_options(1000000);
@@ -344,7 +336,7 @@ static void defaults_are_the_daemons(void **state)
 static void budgets_prunes_and_scores_of_a_live_session(void **state)
 {
     (void)state;
-    backcast *c = connected(), *tool = connected();
+    backcast *c = dh_connect(d), *tool = dh_connect(d);
     backcast_session *s = NULL;
     struct backcast_session_options so = answer_budget("counter_causal_fast", 256);
     struct backcast_generate_options go = answer_options(1);
@@ -469,7 +461,7 @@ static void bad_options_name_their_field(void **state)
         {"ring_bytes", BACKCAST_EINVALID, spoil_ring},
         {"ring_bytes", BACKCAST_EINVALID, spoil_ring_big},
     };
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct backcast_session_options o = answer_budget("counter_causal_fast", 64);
@@ -502,7 +494,7 @@ static void bad_requests_name_their_field(void **state)
     struct backcast_generate_options good = answer_options(3);
     struct bad_ask rows[14];
     size_t n = 0;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_session *s = NULL, *t = NULL;
     struct answer a = {0};
 

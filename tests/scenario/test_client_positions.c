@@ -31,19 +31,11 @@ static int stop(void **state)
     return 0;
 }
 
-static backcast *connected(void)
-{
-    backcast *c = NULL;
-    if (backcast_connect(&c, d->socket) != 0)
-        fail_msg("%s", backcast_last_error(NULL));
-    return c;
-}
-
 /* Events stand in the stream between the tokens that they say. */
 static void the_library_is_told(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_session *s;
     struct backcast_session_options so;
     struct backcast_session_info info;
@@ -84,7 +76,7 @@ static void the_library_is_told(void **state)
 static void without_it_a_session_ends(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     struct answer a = {0};
     struct backcast_session_options so;
     struct backcast_generate_options go = answer_options(NEW);
@@ -110,7 +102,7 @@ static void refused(backcast *c, const char *positions, const char *policy, int 
 static void what_cannot_be_is_refused(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     refused(c, "spin", NULL, BACKCAST_EUNKNOWN);
     refused(c, "rerotate", "none", BACKCAST_EINVALID);
     backcast_disconnect(&c);

@@ -39,14 +39,6 @@ static struct dh *daemon_start(void)
     return dh_start("tiny-llama.gguf", args);
 }
 
-static backcast *connected(const struct dh *d)
-{
-    backcast *c = NULL;
-    if (backcast_connect(&c, d->socket) != 0)
-        fail_msg("%s", backcast_last_error(NULL));
-    return c;
-}
-
 static void ask(backcast *c, backcast_session *s, const char *text, struct answer *a)
 {
     struct backcast_generate_options o = answer_options(40);
@@ -63,7 +55,7 @@ static void a_saved_session_goes_on_in_the_next_daemon(void **state)
 {
     (void)state;
     struct dh *d = daemon_start();
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     struct backcast_session_options o = answer_budget("h2o", 60);
     backcast_session *s, *stays;
     struct answer a = {0}, b = {0}, go_on = {0};
@@ -78,7 +70,7 @@ static void a_saved_session_goes_on_in_the_next_daemon(void **state)
     dh_stop(&d);
 
     d = daemon_start();
-    c = connected(d);
+    c = dh_connect(d);
     assert_int_equal(backcast_session_restore(c, "nobody", &s), BACKCAST_ENOTFOUND);
     assert_int_equal(backcast_session_restore(c, "mill", &s), 0);
     struct backcast_session_info info;
@@ -94,7 +86,7 @@ static void a_saved_session_goes_on_in_the_next_daemon(void **state)
     backcast_disconnect(&c);
 
     /* it has a name: the next client finds it */
-    c = connected(d);
+    c = dh_connect(d);
     assert_int_equal(backcast_session_attach(c, "mill", &s), 0);
     backcast_session_close(&s);
     backcast_disconnect(&c);
@@ -109,7 +101,7 @@ static void a_fork_says_what_the_session_would_have_said(void **state)
 {
     (void)state;
     struct dh *d = daemon_start();
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     struct backcast_session_options o = answer_budget("h2o", 60);
     struct backcast_session_info info;
     backcast_session *s, *f, *g;
@@ -155,7 +147,7 @@ static void what_is_shared_is_said(void **state)
 {
     (void)state;
     struct dh *d = daemon_start();
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     struct backcast_session_options o = answer_budget("none", 0);
     struct backcast_stats st;
     backcast_session *s[2];
@@ -188,7 +180,7 @@ static void the_command_saves_and_restores(void **state)
 {
     (void)state;
     struct dh *d = daemon_start();
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     struct backcast_session_options o = answer_budget("counter_causal_fast", 64);
     backcast_session *s;
     struct answer a = {0};
@@ -238,7 +230,7 @@ static void saved_files_are_listed_and_go(void **state)
 {
     (void)state;
     struct dh *d = daemon_start();
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     backcast_session *s = NULL;
     struct backcast_saved *list = NULL;
     struct answer a = {0};
@@ -303,7 +295,7 @@ static void what_is_no_file_holds_nobody_up(void **state)
 {
     (void)state;
     struct dh *d = daemon_start();
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     struct backcast_session_options o = answer_budget("h2o", 60);
     backcast_session *s, *back = NULL;
     char path[FOLDER_PATH + 64];
@@ -326,7 +318,7 @@ static void the_default_budget_fits_a_small_daemon(void **state)
     (void)state;
     const char *args[] = {"--kv-memory=2MiB", NULL};
     struct dh *d = dh_start("tiny-llama.gguf", args);
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     struct backcast_session_options o;
     struct backcast_session_info info;
     backcast_session *s, *t;
@@ -367,7 +359,7 @@ static void without_a_state_folder_it_says_so(void **state)
 {
     (void)state;
     struct dh *d = dh_start("tiny-llama.gguf", NULL);
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     backcast_session *s, *t = NULL;
     assert_int_equal(backcast_session_open(c, NULL, &s), 0);
     assert_int_equal(backcast_session_save(s, "x"), BACKCAST_EUNSUPPORTED);
@@ -384,7 +376,7 @@ static void idle_sessions_leave_and_come_back(void **state)
     (void)state;
     const char *args[] = {state_arg, "--spill-after=1s", "--host-tier=64MiB", NULL};
     struct dh *d = dh_start("tiny-llama.gguf", args);
-    backcast *c = connected(d);
+    backcast *c = dh_connect(d);
     struct backcast_session_options o = answer_budget("counter_causal_fast", 60);
     backcast_session *s, *t;
     struct answer a = {0}, b = {0}, x = {0}, y = {0};

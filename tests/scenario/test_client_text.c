@@ -31,19 +31,11 @@ static int stop(void **state)
     return 0;
 }
 
-static backcast *connected(void)
-{
-    backcast *c = NULL;
-    if (backcast_connect(&c, d->socket) != 0)
-        fail_msg("%s", backcast_last_error(NULL));
-    return c;
-}
-
 static void command_and_library_say_the_same(void **state)
 {
     (void)state;
     static const char prompt[] = "The mill stands on the north bank of the river.";
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     struct answer a = {0};
     struct backcast_session_options so = answer_budget("counter_causal_fast", 64);
     struct backcast_generate_options go = answer_options(120);
@@ -71,7 +63,7 @@ static void company_changes_nothing(void **state)
     static const char *const policies[N] = {
         "counter_causal_fast", "counter_causal", "tova",    "h2o",
         "sliding_window",      "knorm",          "keydiff", "random"};
-    backcast *c[2] = {connected(), connected()};
+    backcast *c[2] = {dh_connect(d), dh_connect(d)};
     backcast_session *s[N];
     struct answer solo[N] = {{0}}, together[N] = {{0}};
     struct backcast_generate_options go = answer_options(60);
@@ -114,7 +106,7 @@ static void company_changes_nothing(void **state)
 static void ring_and_inline_prompts_are_the_same_prompt(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_session *s = NULL;
     struct answer by_ring = {0}, by_parts = {0};
     struct backcast_session_options so = answer_budget("counter_causal_fast", 128);
@@ -157,7 +149,7 @@ static void ids_text_and_logprobs_agree(void **state)
 {
     (void)state;
     static const char prompt[] = "a wheel of oak";
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_session *s = NULL;
     struct answer a = {0}, b = {0};
     struct backcast_generate_options go = answer_options(30);
@@ -215,7 +207,7 @@ static void ids_text_and_logprobs_agree(void **state)
 static void slow_reader_gets_everything(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     backcast_session *s = NULL;
     struct backcast_session_options so = answer_budget("counter_causal_fast", 256);
     struct backcast_generate_options go = answer_options(1500);
@@ -245,7 +237,7 @@ static void slow_reader_gets_everything(void **state)
 static void same_seed_same_text(void **state)
 {
     (void)state;
-    backcast *c = connected();
+    backcast *c = dh_connect(d);
     struct backcast_generate_options go = answer_options(40);
     struct answer a = {0}, b = {0}, other = {0};
 

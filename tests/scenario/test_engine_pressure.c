@@ -321,6 +321,15 @@ static void three_equal_their_solo_text_beside_an_endless_one(void **state)
     }
 }
 
+static uint32_t post_limits(struct eh *h, uint32_t pages, uint32_t tokens, uint32_t uid_pages)
+{
+    struct command *c = eh_command(h, CMD_LIMITS, 0);
+    c->admin = true;
+    c->u.limits.kv_memory = pages * (uint64_t)PAGE + SCRATCH(tokens);
+    c->u.limits.limits.uid_bytes = uid_pages * (uint64_t)PAGE;
+    return eh_post(h, c);
+}
+
 /* ---- what can never fit is said at once ---- */
 
 static void what_can_never_fit_is_refused_at_submit(void **state)
@@ -336,6 +345,7 @@ static void what_can_never_fit_is_refused_at_submit(void **state)
     const struct err *e =
         eh_expect_error(h, eh_post_ids(h, a, prompt, 400, &o), BC_EBUDGET, "kv_memory");
     assert_true(cpu_us() - t < 100000);
+    assert_non_null(strstr(e->text, "is taken"));
     assert_int_equal(e->needed, 6 * PAGE); /* 300 + 32 + 1 rows */
     assert_int_equal(e->available, 3 * PAGE);
     eh_ids(h, a, prompt, 150, &o); /* this much can be held */
@@ -345,6 +355,13 @@ static void what_can_never_fit_is_refused_at_submit(void **state)
     eh_ids(h, a, prompt, 400, &o);
     eh_run_to_end(h, a);
     assert_int_equal(eh_stream(h, a)->end.u.end.reason, END_LENGTH);
+    eh_close_session(h, a);
+    a = eh_session(
+        h, &(struct eh_ask){.policy = "knorm", .budget_tokens = 640, .keep = 500, .frozen = 300});
+    eh_expect(h, post_limits(h, 4, 640, 0), REP_DONE); /* nobody holds any, and it is too little */
+    e = eh_expect_error(h, eh_post_ids(h, a, prompt, 400, &o), BC_EBUDGET, "kv_memory");
+    assert_non_null(strstr(e->text, "is too small"));
+    assert_int_equal(e->needed, 6 * PAGE);
     eh_close(&h);
 }
 
@@ -371,15 +388,6 @@ static void a_promised_prompt_waits_for_its_pages(void **state)
 }
 
 /* ---- limits that change while running ---- */
-
-static uint32_t post_limits(struct eh *h, uint32_t pages, uint32_t tokens, uint32_t uid_pages)
-{
-    struct command *c = eh_command(h, CMD_LIMITS, 0);
-    c->admin = true;
-    c->u.limits.kv_memory = pages * (uint64_t)PAGE + SCRATCH(tokens);
-    c->u.limits.limits.uid_bytes = uid_pages * (uint64_t)PAGE;
-    return eh_post(h, c);
-}
 
 static void a_smaller_daemon_prunes_at_once(void **state)
 {

@@ -61,7 +61,7 @@ static void picked_tokens_depend_on_nobody(void **state)
     go.repeat_penalty = 1.3f;
     ids_make(ids, 40, 11);
     struct dh *d = shim_start("simt", "tiny-llama.gguf", NULL);
-    backcast *c = shim_connect(d);
+    backcast *c = dh_connect(d);
     shim_ask_how(c, &so, ids, 40, &go, &alone);
     assert_int_equal(alone.a.n_ids, 8);
     for (unsigned i = 0; i < N; i++) {
@@ -113,7 +113,7 @@ static void halves_keep_what_the_cpu_keeps(void **state)
     ids_make(ids, 96, 5);
     struct dh *d[2] = {shim_start("simt", "tiny-llama-q4_1.gguf", NULL),
                        shim_start("cpu", "tiny-llama-q4_1.gguf", NULL)};
-    backcast *c[2] = {shim_connect(d[0]), shim_connect(d[1])};
+    backcast *c[2] = {dh_connect(d[0]), dh_connect(d[1])};
     for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
         struct backcast_session_options so = answer_budget(policies[i], 64);
         so.keep_tokens = 48;
@@ -175,7 +175,7 @@ static void a_full_device_is_one_requests_error(void **state)
                                     hidden = answer_budget("counter_causal_fast", 128);
     ids_make(ids, 40, 9);
     struct dh *d = shim_start("simt", "tiny-llama.gguf", args);
-    backcast *c = shim_connect(d);
+    backcast *c = dh_connect(d);
     for (int round = 0; round < 3; round++) {
         shim_ask(c, round == 1 ? &hidden : &plain, ids, 40, 3, &a);
         if (round == 1) {
@@ -222,7 +222,7 @@ static void a_dead_device_ends_the_process(void **state)
         struct backcast_session_options so = answer_budget("counter_causal", 64);
         ids_make(ids, 40, 9);
         struct dh *d = shim_start("simt", "tiny-llama.gguf", args);
-        backcast *c = shim_connect(d);
+        backcast *c = dh_connect(d);
         shim_ask(c, &so, ids, 40, 4000, &a);
         assert_string_equal(a.a.reason, "error");
         assert_int_equal(a.a.code, BACKCAST_EDEVICE);
@@ -254,7 +254,7 @@ static void a_hung_device_ends_the_process(void **state)
         backcast_session *s;
         ids_make(ids, 40, 9);
         struct dh *d = shim_start("simt", "tiny-llama.gguf", args);
-        backcast *c = shim_connect(d);
+        backcast *c = dh_connect(d);
         assert_int_equal(backcast_session_open(c, &so, &s), 0);
         assert_int_equal(backcast_prompt_ids(s, ids, 40, &go), 0);
         while (backcast_next(c, &ev, 60000) == 1 && ev.type != BACKCAST_END)

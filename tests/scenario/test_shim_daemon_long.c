@@ -33,7 +33,7 @@ static void smollm2_says_what_it_says_on_the_cpu(void **state)
         skip();
     for (int k = 0; k < 2; k++) {
         struct dh *d = shim_start(backends[k], path, NULL);
-        backcast *c = shim_connect(d);
+        backcast *c = dh_connect(d);
         answer_ask(c, &so, prompt, strlen(prompt), &go, &a[k]);
         assert_int_equal(a[k].n_ids, 20);
         print_message("%s: %s\n", backends[k], a[k].text);
@@ -59,7 +59,7 @@ static void a_cache_outgrows_the_device(void **state)
     for (int i = 0; i < 3000; i++)
         ids[i] = 3 + i * 7 % 280;
     struct dh *d = dh_start_long(args);
-    backcast *c = shim_connect(d);
+    backcast *c = dh_connect(d);
     shim_ask(c, &so, ids, 3000, 5, &a);
     if (strcmp(a.a.reason, "length") != 0)
         fail_msg("%s: %s", a.a.reason, a.a.error);
