@@ -125,7 +125,7 @@ struct record_end {
     uint32_t end_id; /* the sampled end token; UINT32_MAX: none */
     uint32_t text_len;
     uint32_t tokens_adopted; /* of tokens_in: not evaluated, another session's cache had them */
-    uint32_t zero;
+    uint32_t budget_tokens;  /* the session's now; 0: none, or an older daemon */
 };
 /* then: bytes text[len - 16]: part of the prompt announced by Generate.ring_bytes. */
 struct record_prompt {

@@ -122,10 +122,8 @@ void rerotated_text(const struct backcast_event *ev, char *buf, size_t len)
 
 static void end_tell(struct watch *w, const struct backcast_event *ev)
 {
-    struct backcast_session_info info;
     char line[400], in[64] = "", out[24] = "", cap[32] = "";
 
-    backcast_session_info(w->s, &info);
     uint32_t evaluated = ev->end.tokens_in - ev->end.tokens_adopted;
     if (ev->end.prefill_micros > 0 && ev->end.tokens_in > 0)
         snprintf(in, sizeof(in), " (%.0f/s)", evaluated * 1e6 / (double)ev->end.prefill_micros);
@@ -134,8 +132,8 @@ static void end_tell(struct watch *w, const struct backcast_event *ev)
     if (ev->end.decode_micros > 0 && ev->end.tokens_out > 0)
         snprintf(out, sizeof(out), " (%.1f/s)",
                  ev->end.tokens_out * 1e6 / (double)ev->end.decode_micros);
-    if (info.budget_tokens > 0)
-        snprintf(cap, sizeof(cap), " of %u", info.budget_tokens);
+    if (ev->end.budget_tokens > 0)
+        snprintf(cap, sizeof(cap), " of %u", ev->end.budget_tokens);
     int n =
         snprintf(line, sizeof(line), "%s: %u tokens in%s, %u out%s, %u%s cached", ev->end.reason,
                  ev->end.tokens_in, in, ev->end.tokens_out, out, ev->end.tokens_cached, cap);
@@ -222,6 +220,7 @@ void event_json(FILE *f, const struct backcast_event *ev, bool replay)
         json_uint(&j, "tokens_out", ev->end.tokens_out);
         json_uint(&j, "tokens_cached", ev->end.tokens_cached);
         json_uint(&j, "tokens_adopted", ev->end.tokens_adopted);
+        json_uint(&j, "budget_tokens", ev->end.budget_tokens);
         json_uint(&j, "prunes", ev->end.prunes);
         json_uint(&j, "tokens_dropped", ev->end.tokens_dropped);
         json_text(&j, "dropped_why", ev->end.dropped_why);

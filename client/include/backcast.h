@@ -244,6 +244,7 @@ struct backcast_event {
          * "budget, pressure" */
         const char *dropped_why;
         uint32_t tokens_adopted; /* of tokens_in: not evaluated, another session's cache had them */
+        uint32_t budget_tokens;  /* the session's then; 0: none, or an older daemon */
     } end;
     /* positions "rerotate": the next token, number `stream`, would have been at `position`, the first
      * one outside of the trained context; the cached ones are at 0 .. tokens - 1 now, and it goes on

@@ -321,6 +321,7 @@ static int end_event(backcast_session *s, const struct record_head *h, struct ba
     ev->end.tokens_cached = e.tokens_cached;
     ev->end.tokens_adopted =
         e.tokens_adopted < e.tokens_in ? e.tokens_adopted : e.tokens_in; /* never more */
+    ev->end.budget_tokens = e.budget_tokens;
     ev->end.prunes = e.prunes;
     ev->end.tokens_dropped = e.tokens_dropped;
     ev->end.dropped_why = why_text(c, h->flags);

@@ -75,6 +75,7 @@ static bool cancel_in_intake(struct engine *en, struct session *s, uint32_t reas
     r->u.end.reason = reason;
     r->u.end.end_id = UINT32_MAX;
     r->u.end.tokens_cached = sess_tokens(s);
+    r->u.end.budget = sess_budget(s);
     r->u.end.chat = s->chat_state;
     report_stream(en, s, r);
     queue_face(en, s);

@@ -451,6 +451,7 @@ void sess_refuse_waiters(struct engine *en, struct session *s, const struct err 
 struct session *sess_named(struct engine *en, uint32_t uid, const char *name);
 bool sess_parked(const struct session *s);
 uint32_t sess_tokens(const struct session *s); /* cached, wherever the cache is */
+uint32_t sess_budget(const struct session *s); /* tokens; while it is lowered: the old one still */
 void sess_append(struct session *s, const int32_t *ids, uint32_t n); /* cache, stream, ring */
 /* Room in the ring for ids up to a stream index, as far as there is memory; ids stay. */
 void sess_remember(struct session *s, uint64_t stream);

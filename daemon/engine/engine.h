@@ -350,6 +350,7 @@ struct report {
             uint64_t tokens_dropped, prefill_us, decode_us;
             uint32_t dropped_why;    /* since the last END: bits 1 << enum record_prune_reason */
             uint32_t tokens_adopted; /* of tokens_in: not evaluated, others had them */
+            uint32_t budget;         /* tokens, now; 0: none */
             enum chat_state chat;    /* where the conversation stands now */
             char text[256];
         } end;

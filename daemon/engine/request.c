@@ -212,6 +212,7 @@ static struct report *end_make(struct session *s, const struct request *q,
     r->u.end.tokens_out = q->tokens_out;
     r->u.end.tokens_adopted = q->adopted;
     r->u.end.tokens_cached = seqcache_count(s->cache);
+    r->u.end.budget = sess_budget(s);
     r->u.end.prunes = (uint32_t)(s->prunes - s->prunes_at_end);
     r->u.end.tokens_dropped = s->dropped - s->dropped_at_end;
     r->u.end.dropped_why = s->dropped_why;

@@ -380,6 +380,12 @@ uint32_t sess_tokens(const struct session *s)
     return s->lodging.image != NULL ? s->lodging.image->rows : seqcache_count(s->cache);
 }
 
+uint32_t sess_budget(const struct session *s)
+{
+    bool lowered = s->prune.active && s->prune.reason == PRUNE_SHRUNK;
+    return lowered ? s->prune.before.budget : evict_params(s->ev)->budget;
+}
+
 static const char *state_name(struct engine *en, struct session *s)
 {
     if (s->prune.active || s->scoring.active)

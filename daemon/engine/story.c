@@ -412,6 +412,7 @@ static int on_end(struct story *st, struct bytes_in *in, const struct journal_re
     for (size_t i = 0; i < ARRAY_LEN(counts); i++)
         *counts[i] = bytes_get_u64(in);
     p->u.end.tokens_adopted = bytes_get_u32(in);
+    p->u.end.budget = end->params.budget;
     if (in->failed || chat > CHAT_ENDED || end->frozen_auto != (frozen == EVICT_FROZEN_AUTO))
         return broken(e, r, "an end that cannot be");
     end->chat = (enum chat_state)chat;

@@ -163,6 +163,7 @@ static int emit_end(struct stream *st, struct turn *t, const struct report *r)
                              .decode_micros = r->u.end.decode_us,
                              .end_id = r->u.end.end_id,
                              .tokens_adopted = r->u.end.tokens_adopted,
+                             .budget_tokens = r->u.end.budget,
                              .text_len = (uint32_t)strlen(r->u.end.text)};
     struct ring_part parts[2] = {{&rec, sizeof rec}, {r->u.end.text, rec.text_len}};
     uint16_t why = (uint16_t)(r->u.end.dropped_why << RECORD_FLAG_WHY_SHIFT);

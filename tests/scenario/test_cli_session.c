@@ -85,6 +85,30 @@ static void run_prints_its_own_answer(void **state)
     prog_free(&json);
 }
 
+/* Another client lowers the budget while the answer is made: its end tells the new one. */
+static void an_end_tells_the_budget_of_then(void **state)
+{
+    (void)state;
+    const char *argv[] = {COMMAND, "run",  socket_opt, "--raw", "-N",     "1000000", "--ignore-end",
+                          "-b",    "300t", "--name",   "moved", "--json", "oak",     NULL};
+    for (int json = 1; json >= 0; json--) {
+        argv[11] = json ? "--json" : "--raw";
+        struct prog_child c = prog_start(argv, home.env, NULL);
+        assert_true(prog_says(json ? c.out : c.err, json ? "\"event\":\"pruned\"" : "forgot "));
+        CHECK(0, "budget 200", NULL, "budget", socket_opt, "moved", "200t");
+        assert_int_equal(kill(c.pid, SIGINT), 0);
+        struct prog_result r = prog_wait(&c);
+        if (json)
+            assert_non_null(strstr(r.out, "\"reason\":\"cancelled\""));
+        if (json)
+            assert_non_null(strstr(r.out, "\"budget_tokens\":200,"));
+        else
+            assert_non_null(strstr(r.err, " of 200 cached"));
+        prog_free(&r);
+        CHECK(0, "is closed", NULL, "close", socket_opt, "moved");
+    }
+}
+
 static void options_meet_the_session(void **state)
 {
     (void)state;
@@ -273,6 +297,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(run_prints_its_own_answer),
+        cmocka_unit_test(an_end_tells_the_budget_of_then),
         cmocka_unit_test(options_meet_the_session),
         cmocka_unit_test(chat_is_json_on_every_line),
         cmocka_unit_test(a_pipe_comes_before_the_arguments),
