@@ -88,11 +88,15 @@ void durable_request(struct session *s, const struct request *q)
 void durable_step(struct session *s, uint32_t n, int32_t sampled)
 {
     struct keeper *k = s->keeper;
+    const struct request *q = s->req;
     if (k == NULL)
         return;
+    uint64_t now = engine_now(s->m->en);
     size_t frame = keeper_frame(k, DURABLE_STEP);
     bytes_put_u32(&k->frames, n);
     bytes_put_u32(&k->frames, (uint32_t)sampled);
+    bytes_put_u64(&k->frames,
+                  q->decode_us != 0 ? request_decode_us(q, now) : request_prefill_us(q, now));
     keeper_frame_end(k, frame);
 }
 

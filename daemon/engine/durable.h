@@ -31,6 +31,7 @@ enum durable_type {
     DURABLE_CLEAN,
 };
 #define DURABLE_TOKEN_BYTES 16
+#define DURABLE_ADOPTED (-2)   /* in the place of what a STEP sampled: others had its rows */
 #define DURABLE_ATTEMPTS_MAX 5 /* then it is not the others' bad luck any more */
 
 /* ---- what is done again (replay.c) */

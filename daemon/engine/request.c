@@ -217,8 +217,8 @@ static struct report *end_make(struct session *s, const struct request *q,
     r->u.end.tokens_dropped = s->dropped - s->dropped_at_end;
     r->u.end.dropped_why = s->dropped_why;
     r->u.end.end_id = q->end_id >= 0 ? (uint32_t)q->end_id : UINT32_MAX;
-    r->u.end.prefill_us = (q->decode_us != 0 ? q->decode_us : now) - q->start_us;
-    r->u.end.decode_us = q->decode_us != 0 ? now - q->decode_us : 0;
+    r->u.end.prefill_us = request_prefill_us(q, now);
+    r->u.end.decode_us = request_decode_us(q, now);
     r->u.end.chat = s->chat_state;
     if (q->kind == REQUEST_SCORES)
         r->u.end.tokens_in = r->u.end.tokens_out = 0;

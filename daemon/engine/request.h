@@ -33,9 +33,19 @@ struct request {
     bool frozen_was_auto;  /* this request fixed frozen = auto */
     uint64_t stream_start; /* of the session when it was accepted */
     struct deliver out;
-    uint64_t start_us, decode_us, progress_us; /* clock; decode_us 0: still in prefill */
-    enum record_end_reason end_reason;         /* why it will end, in phase ENDING */
-    int32_t end_id;                            /* the sampled end token; -1 */
+    uint64_t start_us, decode_us, progress_us;  /* clock; decode_us 0: still in prefill */
+    uint64_t prefill_spent_us, decode_spent_us; /* by daemons before this one */
+    enum record_end_reason end_reason;          /* why it will end, in phase ENDING */
+    int32_t end_id;                             /* the sampled end token; -1 */
     bool stop_string; /* a stop string ended it: nothing held back is shown */
 };
+/* What its prompt, and its answer, have taken until now. */
+static inline uint64_t request_prefill_us(const struct request *q, uint64_t now_us)
+{
+    return q->prefill_spent_us + (q->decode_us != 0 ? q->decode_us : now_us) - q->start_us;
+}
+static inline uint64_t request_decode_us(const struct request *q, uint64_t now_us)
+{
+    return q->decode_spent_us + (q->decode_us != 0 ? now_us - q->decode_us : 0);
+}
 #endif

@@ -166,7 +166,7 @@ void sharing_adopt(struct session *s)
     request_rows_in(s, q, n);
     q->adopted += q->done == n ? n - q->lead : n;
     if (q->kind == REQUEST_GENERATE)
-        durable_step(s, n, -1);
+        durable_step(s, n, DURABLE_ADOPTED);
 }
 
 void sharing_offer(const struct session *s)

@@ -305,6 +305,9 @@ static int on_step(struct story *st, struct bytes_in *in, const struct journal_r
     if (in->failed || q == NULL || n == 0 || (id >= 0 && !ids_known(st, &id, 1)))
         return broken(e, r, "rows of no request");
     bool decode = q->done == q->n;
+    uint64_t *spent_us = decode ? &q->decode_spent_us : &q->prefill_spent_us;
+    if (in->n >= sizeof *spent_us) /* journals of earlier daemons do not tell */
+        *spent_us = bytes_get_u64(in);
     if (decode ? (n != 1 || !end->has_pending) : n > q->n - q->done)
         return broken(e, r, "more rows than the request has");
     if (renumbered(st, n))
@@ -316,7 +319,9 @@ static int on_step(struct story *st, struct bytes_in *in, const struct journal_r
     if (decode || q->done == 0)
         end->has_pending = false;
     if (!decode) {
-        end->tokens_in += q->done == 0 ? n - q->lead : n;
+        uint32_t of_prompt = q->done == 0 ? n - q->lead : n;
+        end->tokens_in += of_prompt;
+        q->adopted += id == DURABLE_ADOPTED ? of_prompt : 0;
         q->done += n;
         st->r->prune_owed = q->done == q->n && q->n > q->lead &&
                             end->params.trigger == EVICT_ON_PREFILL_END &&

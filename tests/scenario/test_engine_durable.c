@@ -423,6 +423,87 @@ static void a_kill_while_a_budget_is_lowered(void **state)
     eh_close(&h);
 }
 
+/* ---- ENDs ---- */
+
+/* Steps until n tokens of the answer are out; a step takes a millisecond. */
+static void slow_steps(struct eh *h, const struct eh_stream *st, uint32_t n)
+{
+    while (st->n_ids < n && st->n_ends == st->ends_waited) {
+        eh_pass(h, 999); /* and the step's own microsecond */
+        eh_step(h);
+    }
+}
+
+/* An END counts all tokens of its answer, and the time of all daemons that made it: a speed is what it was. */
+static void an_end_has_the_time_of_all_daemons(void **state)
+{
+    (void)state;
+    char dir[FOLDER_PATH], copy[FOLDER_PATH];
+    struct generate_options o = eh_greedy(NEW);
+    struct eh_ask a = {.policy = "counter_causal_fast", .budget_tokens = 300, .durable = true};
+    a.name = "work";
+    folder_fresh(dir, root, "times");
+    struct eh *h = engine_on(dir);
+    uint64_t s = eh_session(h, &a);
+    eh_ids(h, s, prompt, 200, &o);
+    slow_steps(h, eh_stream(h, s), NEW - 8);
+    folder_fresh(copy, root, "copy");
+    folder_copy(dir, copy); /* the kill */
+    slow_steps(h, eh_stream(h, s), NEW + 1);
+    const struct report *whole = &eh_stream(h, s)->end;
+    assert_true(whole->u.end.prefill_us >= 5000 && whole->u.end.decode_us >= (NEW - 2) * 1000);
+
+    struct eh *g = engine_on(copy);
+    uint64_t t = eh_attach(g, "work");
+    struct eh_stream *st = eh_stream(g, t);
+    assert_true(st->busy && st->n_ends == 0);
+    slow_steps(g, st, NEW + 1);
+    assert_int_equal(st->end.u.end.tokens_out, NEW);
+    assert_int_equal(st->end.u.end.tokens_in, 200);
+    assert_int_equal(st->end.u.end.budget, 300);
+    assert_int_equal(st->end.u.end.prefill_us, whole->u.end.prefill_us);
+    /* what ran since its last step was written is lost, and the last row is done again: a step or two */
+    assert_true(st->end.u.end.decode_us <= whole->u.end.decode_us + 2000 &&
+                st->end.u.end.decode_us + 2000 >= whole->u.end.decode_us);
+    eh_close(&g);
+
+    g = engine_on(dir); /* told again by one that has not made it */
+    t = eh_attach(g, "work");
+    const struct report *told = &eh_stream(g, t)->end;
+    assert_int_equal(eh_stream(g, t)->n_ends, 1);
+    assert_int_equal(told->u.end.budget, 300);
+    assert_int_equal(told->u.end.prefill_us, whole->u.end.prefill_us);
+    assert_int_equal(told->u.end.decode_us, whole->u.end.decode_us);
+    eh_close(&g);
+    eh_close(&h);
+}
+
+/* What another session had is not counted as read, also by the daemon that goes on. */
+static void an_end_knows_what_was_adopted(void **state)
+{
+    (void)state;
+    char dir[FOLDER_PATH], copy[FOLDER_PATH];
+    struct generate_options o = eh_greedy(NEW);
+    folder_fresh(dir, root, "adopted");
+    struct eh *h = engine_on(dir);
+    uint64_t first = eh_session(h, &(struct eh_ask){.policy = "counter_causal_fast"});
+    eh_ids(h, first, prompt, 200, &o);
+    eh_run_to_end(h, first);
+    uint64_t s = eh_session(h, &(struct eh_ask){.policy = "counter_causal_fast",
+                                                .durable = true,
+                                                .name = "work"});
+    eh_ids(h, s, prompt, 200, &o);
+    slow_steps(h, eh_stream(h, s), NEW / 2);
+    folder_fresh(copy, root, "copy");
+    folder_copy(dir, copy);
+    struct eh *g = engine_on(copy);
+    uint64_t t = eh_attach(g, "work");
+    eh_run_to_end(g, t);
+    assert_int_equal(eh_stream(g, t)->end.u.end.tokens_adopted, 192);
+    eh_close(&g);
+    eh_close(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -433,6 +514,8 @@ int main(void)
         cmocka_unit_test(a_snapshot_ahead_of_its_journal_is_not_used),
         cmocka_unit_test(a_snapshot_comes_back_under_another_budget),
         cmocka_unit_test(a_kill_while_a_budget_is_lowered),
+        cmocka_unit_test(an_end_has_the_time_of_all_daemons),
+        cmocka_unit_test(an_end_knows_what_was_adopted),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
