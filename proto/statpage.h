@@ -50,11 +50,18 @@ struct stat_info {
 const struct stat_info *stat_info(unsigned id); /* NULL past the end */
 
 /* One session. Names are NUL-terminated. */
+enum stat_entry_flag {
+    STAT_ENTRY_MEMORY = 1, /* where its cache lies: one of the three */
+    STAT_ENTRY_HOST = 2,
+    STAT_ENTRY_DISK = 4,
+    STAT_ENTRY_DURABLE = 8,
+};
 struct stat_entry {
     uint64_t session;
     uint32_t uid;
     int32_t attached; /* 1: a client holds it */
-    uint32_t tokens, budget_tokens, keep_tokens, frozen_tokens, recent_tokens, zero;
+    uint32_t tokens, budget_tokens, keep_tokens, frozen_tokens, recent_tokens;
+    uint32_t flags; /* enum stat_entry_flag; 0: an older daemon, which does not tell */
     uint64_t bytes_live, bytes_held, budget_bytes;
     uint64_t prunes, tokens_dropped, tokens_in, tokens_out, prune_micros;
     uint64_t last_use_micros; /* CLOCK_MONOTONIC of the last use */

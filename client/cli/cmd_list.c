@@ -17,6 +17,10 @@ void session_json(struct json *j, const struct backcast_session_stat *s)
     if (s->positions[0] != '\0')
         json_text(j, "positions", s->positions);
     json_text(j, "state", s->state);
+    if (s->tier[0] != '\0') {
+        json_text(j, "tier", s->tier);
+        json_bool(j, "durable", s->durable != 0);
+    }
     json_text(j, "client", s->client);
     json_uint(j, "tokens", s->tokens);
     json_uint(j, "budget_tokens", s->budget_tokens);
@@ -97,6 +101,16 @@ static void sessions_json(const struct backcast_stats *st, bool with_daemon)
     json_shut(&j, '}');
 }
 
+static const char *or_dash(const char *text)
+{
+    return text[0] != '\0' ? text : "-";
+}
+
+static const char *durable_text(const struct backcast_session_stat *s)
+{
+    return s->tier[0] == '\0' ? "-" : s->durable ? "yes" : "no"; /* an older daemon tells neither */
+}
+
 static void sessions_table(FILE *f, const struct backcast_stats *st)
 {
     char held[24], shared[24], other[24], idle[24], tokens[32];
@@ -106,21 +120,23 @@ static void sessions_table(FILE *f, const struct backcast_stats *st)
         name = BC_MAX(name, (int)strlen(st->sessions[i].name));
         model = BC_MAX(model, (int)strlen(st->sessions[i].model));
     }
-    fprintf(f, "%-6s %-*s %-9s %-*s %-19s %13s %10s %10s %10s %7s %8s %9s %s\n", "ID", name, "NAME",
-            "STATE", model, "MODEL", "POLICY", "TOKENS", "HELD", "SHARED", "OTHER", "PRUNES",
-            "DROPPED", "IDLE", "CLIENT");
+    fprintf(f, "%-6s %-*s %-9s %-6s %-7s %-*s %-19s %13s %10s %10s %10s %7s %8s %9s %s\n", "ID",
+            name, "NAME", "STATE", "TIER", "DURABLE", model, "MODEL", "POLICY", "TOKENS", "HELD",
+            "SHARED", "OTHER", "PRUNES", "DROPPED", "IDLE", "CLIENT");
     for (size_t i = 0; i < st->n_sessions; i++) {
         const struct backcast_session_stat *s = &st->sessions[i];
         if (s->budget_tokens > 0)
             snprintf(tokens, sizeof(tokens), "%u/%u", s->tokens, s->budget_tokens);
         else
             snprintf(tokens, sizeof(tokens), "%u", s->tokens);
-        fprintf(f, "%-6llu %-*s %-9s %-*s %-19.19s %13s %10s %10s %10s %7llu %8llu %9s %s\n",
-                (unsigned long long)s->id, name, s->name[0] != '\0' ? s->name : "-", s->state,
-                model, s->model, s->policy, tokens, bytes_text(s->bytes_held, held),
-                bytes_text(s->bytes_shared, shared), bytes_text(s->bytes_other, other),
-                (unsigned long long)s->prunes, (unsigned long long)s->tokens_dropped,
-                micros_text(s->idle_micros, idle), s->client[0] != '\0' ? s->client : "-");
+        fprintf(f,
+                "%-6llu %-*s %-9s %-6s %-7s %-*s %-19.19s %13s %10s %10s %10s %7llu %8llu %9s %s\n",
+                (unsigned long long)s->id, name, or_dash(s->name), s->state, or_dash(s->tier),
+                durable_text(s), model, s->model, s->policy, tokens,
+                bytes_text(s->bytes_held, held), bytes_text(s->bytes_shared, shared),
+                bytes_text(s->bytes_other, other), (unsigned long long)s->prunes,
+                (unsigned long long)s->tokens_dropped, micros_text(s->idle_micros, idle),
+                or_dash(s->client));
     }
 }
 
@@ -177,11 +193,11 @@ static void session_print(const struct backcast_session_stat *s)
     char b[24], c[24], t[24];
 
     printf("session        %llu\nname           %s\nuid            %u\nclient         %s\n"
-           "state          %s\nmodel          %s\npolicy         %s\nkv type        %s\n"
-           "positions      %s\n",
-           (unsigned long long)s->id, s->name[0] != '\0' ? s->name : "-", s->uid,
-           s->client[0] != '\0' ? s->client : "- (nobody is attached)", s->state, s->model,
-           s->policy, s->kv_type, s->positions[0] != '\0' ? s->positions : "-");
+           "state          %s\ndurable        %s\ntier           %s\nmodel          %s\n"
+           "policy         %s\nkv type        %s\npositions      %s\n",
+           (unsigned long long)s->id, or_dash(s->name), s->uid,
+           s->client[0] != '\0' ? s->client : "- (nobody is attached)", s->state, durable_text(s),
+           or_dash(s->tier), s->model, s->policy, s->kv_type, or_dash(s->positions));
     printf("tokens         %u cached", s->tokens);
     if (s->budget_tokens > 0)
         printf(", budget %u, keep %u, frozen %u, recent %u", s->budget_tokens, s->keep_tokens,

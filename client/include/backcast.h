@@ -311,6 +311,8 @@ struct backcast_session_stat {
     uint64_t
         rows_moved; /* tokens whose K and V were copied to give pages back; a prune copies none */
     const char *positions; /* "keep" | "rerotate"; "": from the stats page, or an older daemon */
+    const char *tier;      /* where its cache lies: "memory" "host" "disk"; "": an older daemon */
+    int durable;           /* it outlives the daemon; 0 with tier "": not known */
 };
 struct backcast_model_stat {
     const char *name, *family, *path, *backend, *chat_template;

@@ -30,7 +30,7 @@ static size_t strings_size(const Backcast__StatReply *r)
     for (size_t i = 0; i < r->n_sessions; i++) {
         const Backcast__SessionStat *s = r->sessions[i];
         n += s->name.len + s->model.len + s->policy.len + s->kv_type.len + s->state.len +
-             s->client.len + s->positions.len + 7;
+             s->client.len + s->positions.len + s->tier.len + 8;
     }
     for (size_t i = 0; i < r->n_models; i++) {
         const Backcast__ModelStat *m = r->models[i];
@@ -54,6 +54,8 @@ static void session_put(const Backcast__SessionStat *m, char **at,
         .state = string_put(at, &m->state),
         .client = string_put(at, &m->client),
         .positions = string_put(at, &m->positions),
+        .tier = string_put(at, &m->tier),
+        .durable = m->durable != 0,
         .tokens = m->tokens,
         .budget_tokens = m->budget_tokens,
         .keep_tokens = m->keep_tokens,
@@ -148,6 +150,14 @@ int backcast_stats(backcast *c, struct backcast_stats *ret)
     return 0;
 }
 
+static const char *page_tier(uint32_t flags)
+{
+    return flags & STAT_ENTRY_MEMORY ? "memory"
+           : flags & STAT_ENTRY_HOST ? "host"
+           : flags & STAT_ENTRY_DISK ? "disk"
+                                     : "";
+}
+
 static void entry_put(const struct stat_entry *e, uint64_t now, struct backcast_session_stat *ret)
 {
     *ret = (struct backcast_session_stat){
@@ -160,6 +170,8 @@ static void entry_put(const struct stat_entry *e, uint64_t now, struct backcast_
         .state = e->state,
         .client = e->client,
         .positions = "",
+        .tier = page_tier(e->flags),
+        .durable = (e->flags & STAT_ENTRY_DURABLE) != 0,
         .tokens = e->tokens,
         .budget_tokens = e->budget_tokens,
         .keep_tokens = e->keep_tokens,

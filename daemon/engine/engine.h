@@ -290,8 +290,8 @@ struct report_session { /* for REP_OPENED, REP_ATTACHED, REP_BUDGET and each ses
         dropped, tokens_in, tokens_out, prune_micros, last_use_us, rows_moved;
     uint32_t uid, budget, keep, frozen, recent, tokens, context;
     char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32],
-        positions[12];
-    bool attached;
+        positions[12], tier[8]; /* tier: where its cache lies: "memory" "host" "disk" */
+    bool attached, durable;
 };
 #define REPORT_SAVED_MAX 256 /* files of one REP_SAVED */
 struct report_saved {

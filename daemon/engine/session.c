@@ -399,6 +399,15 @@ static const char *state_name(struct engine *en, struct session *s)
     return s->req->phase == REQUEST_PREFILL ? "prefill" : "decode";
 }
 
+/* One that leaves lies in its pages until the last block is under its sum. */
+static const char *tier_name(const struct session *s)
+{
+    const struct lodging *l = &s->lodging;
+    if (l->image == NULL || l->place == PLACE_LEAVING)
+        return "memory";
+    return l->image->kind == IMAGE_HOST ? "host" : "disk";
+}
+
 void sess_info(struct engine *en, struct session *s, struct report_session *r)
 {
     const struct evict_params *p = evict_params(s->ev);
@@ -428,6 +437,7 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
         .tokens = sess_tokens(s),
         .context = mi->context_train,
         .attached = s->conn != 0,
+        .durable = s->keeper != NULL,
     };
     snprintf(r->name, sizeof r->name, "%s", s->name);
     snprintf(r->model, sizeof r->model, "%s", s->m->name);
@@ -437,4 +447,5 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
     snprintf(r->client, sizeof r->client, "%s", s->conn != 0 ? s->client : "");
     snprintf(r->chat_template, sizeof r->chat_template, "%s", chat_name(s->chat));
     snprintf(r->positions, sizeof r->positions, "%s", positions_name(s));
+    snprintf(r->tier, sizeof r->tier, "%s", tier_name(s));
 }

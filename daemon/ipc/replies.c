@@ -233,6 +233,7 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->has_prune_micros = m->has_idle_micros = m->has_client = 1;
     m->has_frozen_tokens = m->has_recent_tokens = m->has_bytes_other = 1;
     m->has_bytes_guaranteed = m->has_rows_moved = m->has_positions = 1;
+    m->has_durable = m->has_tier = 1;
     m->session = i->id;
     m->uid = i->uid;
     m->name = text_of(i->name);
@@ -241,6 +242,8 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->kv_type = text_of(i->kv_type);
     m->state = text_of(i->state);
     m->positions = text_of(i->positions);
+    m->durable = i->durable;
+    m->tier = text_of(i->tier);
     m->tokens = i->tokens;
     m->bytes_live = i->live;
     m->bytes_held = i->held;

@@ -121,6 +121,14 @@ static void text_set(char *to, size_t size, const char *from)
     memset(to + n, 0, size - n);
 }
 
+static uint32_t entry_flags(const struct report_session *i)
+{
+    uint32_t tier = strcmp(i->tier, "memory") == 0 ? STAT_ENTRY_MEMORY
+                    : strcmp(i->tier, "host") == 0 ? STAT_ENTRY_HOST
+                                                   : STAT_ENTRY_DISK;
+    return tier | (i->durable ? STAT_ENTRY_DURABLE : 0);
+}
+
 static void entry_fill(struct stat_entry *t, const struct report_session *i)
 {
     *t = (struct stat_entry){.session = i->id,
@@ -131,6 +139,7 @@ static void entry_fill(struct stat_entry *t, const struct report_session *i)
                              .keep_tokens = i->keep,
                              .frozen_tokens = i->frozen,
                              .recent_tokens = i->recent,
+                             .flags = entry_flags(i),
                              .bytes_live = i->live,
                              .bytes_held = i->held,
                              .bytes_shared = i->shared,

@@ -408,6 +408,76 @@ static void idle_sessions_leave_and_come_back(void **state)
     answer_free(&y);
 }
 
+/* Waits until the listing (page: the shared one) calls it so; the session's entry, until the next call. */
+static const struct backcast_session_stat *becomes(backcast *c, const char *name, const char *state,
+                                                   bool page)
+{
+    struct backcast_stats st;
+    for (int i = 0; i < 600; i++, usleep(50000)) {
+        assert_int_equal(page ? backcast_stats_page(c, &st) : backcast_stats(c, &st), 0);
+        for (size_t k = 0; k < st.n_sessions; k++)
+            if (strcmp(st.sessions[k].name, name) == 0 && strcmp(st.sessions[k].state, state) == 0)
+                return &st.sessions[k];
+    }
+    fail_msg("%s is never %s", name, state);
+    return NULL;
+}
+
+static void tell(const char *socket, const char *name, const char *want, const char *json)
+{
+    const char *stat[] = {"stat", socket, name, NULL}, *ls[] = {"ls", socket, NULL};
+    const char *stat_json[] = {"stat", "--json", socket, name, NULL};
+    struct prog_result r = backcast_run(stat, NULL, NULL);
+    prog_check("stat", &r, 0, want, NULL);
+    r = backcast_run(stat_json, NULL, NULL);
+    prog_check("stat --json", &r, 0, json, NULL);
+    r = backcast_run(ls, NULL, NULL);
+    prog_check("ls", &r, 0, "TIER   DURABLE", NULL);
+}
+
+/* What outlives the daemon, and where every cache lies. */
+static void a_listing_tells_what_is_durable_and_where(void **state)
+{
+    (void)state;
+    const char *args[] = {state_arg, "--spill-after=1s", "--host-tier=64MiB", NULL};
+    struct dh *d = dh_start("tiny-llama.gguf", args);
+    backcast *c = dh_connect(d);
+    struct backcast_session_options o = answer_budget("counter_causal_fast", 60);
+    backcast_session *s[2];
+    struct answer a = {0};
+    char socket[120];
+    snprintf(socket, sizeof socket, "--socket=%s", d->socket);
+    o.name = "fleeting";
+    assert_int_equal(backcast_session_open(c, &o, &s[0]), 0);
+    o.name = "lasting";
+    o.durable = 1;
+    assert_int_equal(backcast_session_open(c, &o, &s[1]), 0);
+    const struct backcast_session_stat *t = becomes(c, "lasting", "idle", false);
+    assert_string_equal(t->tier, "memory"); /* nothing is cached: it has nowhere to go */
+    assert_int_equal(t->durable, 1);
+    tell(socket, "lasting", "durable        yes\ntier           memory\n",
+         "\"tier\":\"memory\",\"durable\":true");
+    ask(c, s[0], first, &a);
+    answer_free(&a);
+    ask(c, s[1], first, &a);
+    answer_free(&a);
+    for (int page = 0; page < 2; page++) {
+        t = becomes(c, "fleeting", "spilled", page);
+        assert_string_equal(t->tier, "host");
+        assert_int_equal(t->durable, 0);
+        t = becomes(c, "lasting", "spilled", page);
+        assert_string_equal(t->tier, "disk");
+        assert_int_equal(t->durable, 1);
+    }
+    tell(socket, "lasting", "durable        yes\ntier           disk\n",
+         "\"tier\":\"disk\",\"durable\":true");
+    tell(socket, "fleeting", "durable        no\ntier           host\n",
+         "\"tier\":\"host\",\"durable\":false");
+    backcast_session_close(&s[1]);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -421,6 +491,7 @@ int main(void)
         cmocka_unit_test(a_state_folder_has_one_daemon),
         cmocka_unit_test(without_a_state_folder_it_says_so),
         cmocka_unit_test(idle_sessions_leave_and_come_back),
+        cmocka_unit_test(a_listing_tells_what_is_durable_and_where),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

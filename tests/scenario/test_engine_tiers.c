@@ -111,6 +111,8 @@ static void away_and_back(struct setting *with, const struct eh_ask *ask)
         assert_string_equal(state_of(b, t), "spilled");
         const struct report *r = eh_expect(b, eh_post(b, eh_command(b, CMD_STAT, t)), REP_STAT);
         assert_int_equal(r->u.stat.sessions[0].tokens, eh_stream(b, t)->end.u.end.tokens_cached);
+        assert_string_equal(r->u.stat.sessions[0].tier, c.host_bytes > 0 ? "host" : "disk");
+        assert_false(r->u.stat.sessions[0].durable);
     }
     streams_equal(eh_stream(a, s), eh_stream(b, t), ask->policy);
     /* a prune on request, of a cache that is away, drops the same tokens */
