@@ -22,6 +22,10 @@ for f in $(list '*.c' '*.h' '*.cc' '*.cu' '*.cuh'); do
     ' "$f" >>"$bad"
 done
 list '*.c' '*.h' '*.cc' '*.cu' '*.cuh' | xargs grep -nwE 'TODO|FIXME|XXX' >>"$bad"
+# Which backend runs is kernels/'s business: nobody above it is compiled for one, includes its headers or calls its libraries.
+list 'daemon/*' 'client/*' 'proto/*' | grep -E '\.(c|h|proto|in)$' |
+    xargs grep -nE '^ *# *(if|ifdef|ifndef|elif|include).*(CUDA|SIMT|cuda|simt|cublas)|\b(cuda|cublas|cu)[A-Z][A-Za-z]*\(|\bkn_cuda_' |
+    sed 's/$/ (the backend shows above kernels\/)/' >>"$bad"
 for d in . client docs docs/decisions tests tests/vectors \
     $(list '*.c' '*.h' '*.cc' '*.cu' '*.proto' '*.service.in' | xargs -n1 dirname | sort -u); do
     case $d in systemd/user|tests/simt/include) continue ;; esac # in the README above them
