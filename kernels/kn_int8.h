@@ -55,7 +55,8 @@
  * linear, row_logit and row_lse of a quantised weight all take these values (so a logit is the same
  * number from each of them); embed expands exactly as kn_dequant does. F32, F16 and BF16 weights do
  * not come here: they are widened exactly and summed in f32, ascending k (fused where the ISA has
- * it), bias and add treated the same. */
+ * it), bias and add treated the same; only where VDPBF16PS is used (cpu/matmul_bf16.h) activations are
+ * rounded to bf16 for BF16 weights. */
 #ifndef BACKCAST_KN_INT8_H
 #define BACKCAST_KN_INT8_H
 #include <stdbool.h>

@@ -120,7 +120,8 @@ static void check_memory(struct doctor *d, uint64_t model)
 static void check_cpu(struct doctor *d)
 {
     char text[200] = "";
-    static const char *const names[] = {"avx2", "avx512f", "avx512_vnni", "amx_int8", "amx_bf16"};
+    static const char *const names[] = {"avx2",        "avx512f",  "avx512_vnni",
+                                        "avx512_bf16", "amx_int8", "amx_bf16"};
     char *line = NULL;
     size_t cap = 0;
     bool avx2 = false;

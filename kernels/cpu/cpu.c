@@ -22,6 +22,7 @@ struct isa_choice {
 /* Best first. */
 static const struct isa_choice choices[] = {
     {"amx", &matmul_amx, &attn_avx512, &vec_avx512, false},
+    {"avx512-bf16", &matmul_avx512bf16, &attn_avx512, &vec_avx512, false},
     {"avx512", &matmul_avx512, &attn_avx512, &vec_avx512, false},
     {"avx2", &matmul_avx2, &attn_avx2, &vec_avx2, false},
     {"scalar", &matmul_scalar, &attn_scalar, &vec_scalar, false},
@@ -39,6 +40,8 @@ static bool choice_runs(const struct isa_choice *i, char *why, size_t why_len)
         return f.avx2;
     if (i->mat == &matmul_avx512)
         return f.avx512;
+    if (i->mat == &matmul_avx512bf16)
+        return f.avx512_bf16;
     if (i->mat == &matmul_amx && (!f.amx || !amx_permit(why, why_len)))
         return false;
     return f.avx512 && amx_proves(i->mat, why, why_len);
@@ -113,6 +116,8 @@ static void room_carve(struct kn_cpu *c, struct carver *k)
         c->tiles = carve(k, c->kn.n_threads * sizeof *c->tiles);
     c->stage.q8 = carve(k, STAGE_Q8_BYTES);
     c->stage.floats = carve(k, STAGE_FLOAT_BYTES);
+    if (c->mat->pairs)
+        c->stage.pairs = carve(k, STAGE_FLOAT_BYTES / 2);
     c->lse = carve(k, 2 * LSE_SLICES * LSE_ROWS * sizeof(float));
     c->attn_part = carve(k, ATTN_PART_FLOATS * sizeof(float));
     c->attn_state = carve(k, ATTN_STATE_FLOATS * sizeof(float));

@@ -29,6 +29,7 @@ struct stage {
     uint32_t rows, cols, n_blocks;
     struct act_block *q8; /* [row blocks][n_blocks] */
     float *floats;        /* [row blocks][cols][CPU_ROWS] */
+    uint32_t *pairs; /* [row blocks][(cols + 1) / 2][CPU_ROWS]; NULL: BF16 weights take floats */
 };
 
 /* What one thread needs; 64-byte aligned. */

@@ -103,7 +103,8 @@ struct q8_tile {
     struct tile_room *tiles; /* the thread's, or NULL */
 };
 
-/* The same over float weights: ascending k, one fma a step. */
+/* The same over float weights: ascending k, one fma a step. With matmul_kernels.pairs a BF16 weight is [n_k][16][2], n_k
+ * counts pairs of columns, and `pairs` stands in for x: two bf16 each, the lower column in the lower half. */
 struct float_tile {
     enum kn_type type;
     const void *w; /* [n_k][16] of group 0 */
@@ -111,6 +112,7 @@ struct float_tile {
     uint32_t n_groups; /* > 1 only with n_rows <= 4 */
     uint32_t n_k;
     const float *x; /* [n_k][CPU_ROWS], at the first row */
+    const uint32_t *pairs;
     uint32_t n_rows;
     float *acc; /* [n_groups] of [n_rows][16] */
     size_t acc_stride, acc_group;
@@ -170,13 +172,17 @@ struct rope_row {
 
 /* The tables: one of each family an instruction set; cpu.c chooses. */
 struct matmul_kernels {
-    const char *name; /* "scalar", "avx2", "avx512-vnni", "amx-int8", "amx-model" */
+    const char
+        *name; /* "scalar", "avx2", "avx512-vnni", "avx512-vnni-bf16", "amx-int8", "amx-model" */
     void (*q8)(const struct q8_tile *t);
     void (*floats)(const struct float_tile *t);
     void (*scales)(const struct scale_src *s, float *d, float *m);
     /* Row `row` of the row block at blocks; halves: fill the [2] members, too. */
     void (*quantise)(const float *x, uint32_t n_blocks, struct act_block *blocks, uint32_t row,
                      bool halves);
+    /* Not NULL: BF16 weights are multiplied as bf16. Rounds a row of x to it, pair k to to[k * CPU_ROWS]; an odd last
+     * column has a 0 beside it. */
+    void (*pairs)(const float *x, uint32_t cols, uint32_t *to);
     /* NULL but for tiles: a thread takes them before a run of products, and gives them back. */
     void (*begin)(struct tile_room *room);
     void (*end)(struct tile_room *room);
@@ -216,8 +222,8 @@ struct vec_kernels {
     float (*max_abs)(const float *x, size_t n);
 };
 
-extern const struct matmul_kernels matmul_scalar, matmul_avx2, matmul_avx512, matmul_amx,
-    matmul_amx_model;
+extern const struct matmul_kernels matmul_scalar, matmul_avx2, matmul_avx512, matmul_avx512bf16,
+    matmul_amx, matmul_amx_model;
 extern const struct attn_kernels attn_scalar, attn_avx2, attn_avx512;
 extern const struct vec_kernels vec_scalar, vec_avx2, vec_avx512;
 #endif

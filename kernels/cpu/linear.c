@@ -15,7 +15,7 @@
 struct stage_job {
     struct kn_cpu *c;
     const float *x;
-    bool q8, halves, floats;
+    bool q8, halves, floats, pairs;
 };
 
 /* Items are rows. */
@@ -30,6 +30,9 @@ static void stage_rows(void *ctx, unsigned thread, uint32_t first, uint32_t end)
         if (j->q8)
             j->c->mat->quantise(x, s->n_blocks, s->q8 + (size_t)block * s->n_blocks, row,
                                 j->halves);
+        if (j->pairs)
+            j->c->mat->pairs(x, s->cols,
+                             s->pairs + (size_t)block * ((s->cols + 1) / 2) * CPU_ROWS + row);
         if (!j->floats)
             continue;
         float *to = s->floats + (size_t)block * s->cols * CPU_ROWS + row;
@@ -54,7 +57,8 @@ void stage_fill(struct kn_cpu *c, uint32_t n_w, const struct kn_weight *const *w
     for (uint32_t i = 0; i < n_w; i++) {
         j.q8 |= w[i]->format != NULL;
         j.halves |= w[i]->format && w[i]->format->n_sub == 2;
-        j.floats |= !w[i]->format;
+        j.pairs |= w[i]->pairs;
+        j.floats |= !w[i]->format && !w[i]->pairs;
     }
     c->stage.rows = rows;
     c->stage.cols = w[0]->cols;
@@ -108,18 +112,21 @@ static void dot_floats(struct kn_cpu *c, const struct dot *d)
 {
     const struct kn_weight *w = d->w;
     const struct stage *s = &c->stage;
-    size_t elem = w->type == KN_F32 ? 4 : 2;
+    size_t step = w->type == KN_F32 || w->pairs ? 4 * CPU_LANES : 2 * CPU_LANES;
+    uint32_t n_k = w->pairs ? (s->cols + 1) / 2 : s->cols;
     struct float_tile t = {.type = w->type,
                            .group_bytes = w->group_bytes,
                            .n_groups = d->n_groups,
                            .acc_stride = d->acc_stride,
                            .acc_group = d->acc_group};
-    for (uint32_t k = 0; k < s->cols; k += CPU_K_FLOATS) {
-        t.n_k = KN_MIN((uint32_t)CPU_K_FLOATS, s->cols - k);
-        t.w = pack_group(w, d->group) + (size_t)k * CPU_LANES * elem;
+    for (uint32_t k = 0; k < n_k; k += CPU_K_FLOATS) {
+        t.n_k = KN_MIN((uint32_t)CPU_K_FLOATS, n_k - k);
+        t.w = pack_group(w, d->group) + k * step;
         for (uint32_t r = d->row; r < d->row + d->n_rows; r += t.n_rows) {
             t.n_rows = KN_MIN(CPU_ROWS - r % CPU_ROWS, d->row + d->n_rows - r);
-            t.x = s->floats + ((size_t)(r / CPU_ROWS) * s->cols + k) * CPU_ROWS + r % CPU_ROWS;
+            size_t x = ((size_t)(r / CPU_ROWS) * n_k + k) * CPU_ROWS + r % CPU_ROWS;
+            t.x = w->pairs ? NULL : s->floats + x;
+            t.pairs = w->pairs ? s->pairs + x : NULL;
             t.acc = d->acc + (r - d->row) * d->acc_stride;
             c->mat->floats(&t);
         }

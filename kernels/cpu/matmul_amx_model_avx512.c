@@ -3,5 +3,10 @@
 #define TILES_MODEL
 #include "matmul_amx_body.h"
 
-const struct matmul_kernels matmul_amx_model = {
-    "amx-model", q8_amx, floats_avx512, scales_avx512, quantise_avx512, begin, end};
+const struct matmul_kernels matmul_amx_model = {.name = "amx-model",
+                                                .q8 = q8_amx,
+                                                .floats = floats_avx512,
+                                                .scales = scales_avx512,
+                                                .quantise = quantise_avx512,
+                                                .begin = begin,
+                                                .end = end};

@@ -318,5 +318,8 @@ static void quantise_avx2(const float *x, uint32_t n_blocks, struct act_block *b
     }
 }
 
-const struct matmul_kernels matmul_avx2 = {"avx2",        q8_avx2, floats_avx2, scales_avx2,
-                                           quantise_avx2, NULL,    NULL};
+const struct matmul_kernels matmul_avx2 = {.name = "avx2",
+                                           .q8 = q8_avx2,
+                                           .floats = floats_avx2,
+                                           .scales = scales_avx2,
+                                           .quantise = quantise_avx2};

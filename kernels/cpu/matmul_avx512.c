@@ -286,6 +286,8 @@ void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block *blocks
     }
 }
 
-const struct matmul_kernels matmul_avx512 = {"avx512-vnni", q8_avx512,       floats_avx512,
-                                             scales_avx512, quantise_avx512, NULL,
-                                             NULL};
+const struct matmul_kernels matmul_avx512 = {.name = "avx512-vnni",
+                                             .q8 = q8_avx512,
+                                             .floats = floats_avx512,
+                                             .scales = scales_avx512,
+                                             .quantise = quantise_avx512};

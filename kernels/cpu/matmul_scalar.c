@@ -133,6 +133,8 @@ static void quantise_scalar(const float *x, uint32_t n_blocks, struct act_block 
     }
 }
 
-const struct matmul_kernels matmul_scalar = {"scalar",      q8_scalar,       floats_scalar,
-                                             scales_scalar, quantise_scalar, NULL,
-                                             NULL};
+const struct matmul_kernels matmul_scalar = {.name = "scalar",
+                                             .q8 = q8_scalar,
+                                             .floats = floats_scalar,
+                                             .scales = scales_scalar,
+                                             .quantise = quantise_scalar};

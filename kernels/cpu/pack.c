@@ -29,7 +29,7 @@ static uint32_t scale_bytes(const struct kn_weight *w)
                     : halves;
 }
 
-int pack_plan(struct kn_weight *w, const struct kn_tensor *src)
+int pack_plan(struct kn_weight *w, const struct kn_tensor *src, bool pairs)
 {
     const struct kn_type_info *info = kn_type_find(src->type);
     if (!info || src->type == KN_I32)
@@ -44,7 +44,8 @@ int pack_plan(struct kn_weight *w, const struct kn_tensor *src)
                             .rows = src->rows,
                             .cols = src->cols,
                             .n_groups = (src->rows - 1) / CPU_LANES + 1,
-                            .format = kn_int8_format(src->type)};
+                            .format = kn_int8_format(src->type),
+                            .pairs = pairs && src->type == KN_BF16};
     if (w->format) {
         size_t n_blocks = src->cols / KN_INT8_BLOCK;
         w->form = form_of(w->format);
@@ -52,7 +53,8 @@ int pack_plan(struct kn_weight *w, const struct kn_tensor *src)
         w->scales_bytes = up64((w->super ? n_blocks / 8 : n_blocks) * scale_bytes(w));
         w->group_bytes = w->scales_bytes + n_blocks * (w->form >= FORM_BYTE ? 512 : 256);
     } else {
-        w->group_bytes = up64((size_t)src->cols * CPU_LANES * info->bytes);
+        size_t cols = w->pairs ? (src->cols + 1) / 2 * 2 : src->cols;
+        w->group_bytes = up64(cols * CPU_LANES * info->bytes);
     }
     w->bytes = w->group_bytes * w->n_groups;
     return KN_OK;
@@ -126,13 +128,20 @@ static void pack_row_q8(const struct kn_weight *w, const struct kn_tensor *src, 
     }
 }
 
+/* Where column k of the row in `lane` lies in a group of floats, in elements. */
+static size_t float_at(const struct kn_weight *w, uint32_t k, size_t lane)
+{
+    return w->pairs ? ((size_t)(k / 2) * CPU_LANES + lane) * 2 + k % 2
+                    : (size_t)k * CPU_LANES + lane;
+}
+
 static void pack_row_floats(const struct kn_weight *w, const struct kn_tensor *src, uint32_t row)
 {
     size_t elem = w->type == KN_F32 ? 4 : 2;
     const uint8_t *from = (const uint8_t *)src->data + (size_t)row * w->cols * elem;
-    uint8_t *to = w->data + row / CPU_LANES * w->group_bytes + row % CPU_LANES * elem;
+    uint8_t *to = w->data + row / CPU_LANES * w->group_bytes;
     for (uint32_t k = 0; k < w->cols; k++)
-        memcpy(to + k * CPU_LANES * elem, from + k * elem, elem);
+        memcpy(to + float_at(w, k, row % CPU_LANES) * elem, from + k * elem, elem);
 }
 
 void pack_groups(const struct kn_weight *w, const struct kn_tensor *src, uint32_t first,
@@ -186,10 +195,10 @@ static void row_floats(const struct kn_weight *w, uint32_t row, float *out)
     for (uint32_t k = 0; k < w->cols; k++) {
         uint16_t h;
         if (w->type == KN_F32) {
-            memcpy(out + k, at + (k * CPU_LANES + lane) * 4, 4);
+            memcpy(out + k, at + float_at(w, k, lane) * 4, 4);
             continue;
         }
-        memcpy(&h, at + (k * CPU_LANES + lane) * 2, 2);
+        memcpy(&h, at + float_at(w, k, lane) * 2, 2);
         out[k] = w->type == KN_F16 ? kn_f16_to_f32(h) : kn_bf16_to_f32(h);
     }
 }

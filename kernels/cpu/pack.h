@@ -20,6 +20,7 @@
  * bytes
  *
  *   float:      group = [k][16] in the file's own type
+ *   bf16 pairs: group = [k / 2][16][2], an odd last column with a 0 beside it
  *
  * Bits a weight: Q4_0 4.5, Q4_1 5, Q8_0 8.5, Q4_K 4.625, IQ4_XS 4.31 (as in the file, or a hair
  * more); Q5_* about 9, Q6_K 9.06 (bytes instead of 5 or 6 bits); Q2_K, Q3_K about 5. */
@@ -37,6 +38,7 @@ struct kn_weight {
     const struct kn_int8_format *format; /* NULL: float type */
     enum cpu_form form;
     bool super;          /* scales of a 256-format */
+    bool pairs;          /* bf16, two columns side by side */
     size_t scales_bytes; /* of a group, rounded up to 64: codes start there; 0 for float types */
     size_t group_bytes;  /* multiple of 64 */
     size_t bytes;
@@ -63,9 +65,9 @@ static inline struct scale_src pack_scales(const struct kn_weight *w, uint32_t g
     return (struct scale_src){pack_group(w, group), w->super, w->format->has_min,
                               w->format->n_sub,     first,    n};
 }
-/* Fills the shape of w from type, rows, cols. KN_EINVALID: they contradict each other; KN_EUNSUPPORTED:
+/* Fills the shape of w from type, rows, cols. pairs: how BF16 shall lie. KN_EINVALID: they contradict each other; KN_EUNSUPPORTED:
  * no kernel for it. */
-int pack_plan(struct kn_weight *w, const struct kn_tensor *src);
+int pack_plan(struct kn_weight *w, const struct kn_tensor *src, bool pairs);
 /* Packs groups first .. end - 1 into w->data (zeroed). */
 void pack_groups(const struct kn_weight *w, const struct kn_tensor *src, uint32_t first,
                  uint32_t end);

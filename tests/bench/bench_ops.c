@@ -347,7 +347,7 @@ static void vec_bench(const struct bench *b, uint32_t rows, uint32_t d)
 static void all(const struct bench *b)
 {
     static const enum kn_type types[] = {KN_Q4_1, KN_Q4_0,   KN_Q8_0, KN_Q4_K,
-                                         KN_Q6_K, KN_IQ4_XS, KN_F16};
+                                         KN_Q6_K, KN_IQ4_XS, KN_F16,  KN_BF16};
     for (size_t i = 0; i < KC_LEN(types); i++) {
         if (kn_type_find(types[i])->block <= 32) {
             linear_bench(b, types[i], 1536, 576);

@@ -3,12 +3,16 @@
 
     peer_llama.py MODEL --ours build/release/bin/backcast [--rounds 5] [--threads 2] [--types file,Q4_0]
                   [--isa NAME] [--raw RAW.csv]
+    peer_llama.py MODEL --ours build/release/bin/backcast --each F16,BF16,Q8_0 [--rounds 5] [--raw RAW.csv]
     peer_llama.py --table RAW.csv           medians and ratios of what --raw has gathered
 
 A round is every figure once: ours, the peer with the file as it is, the peer with each other type. Programs
 take turns, so that what changes on the machine changes for all of them; the figures are medians of the
 rounds. A type is made from the file by the peer's own quantiser: without the model's original weights it
 loses accuracy, which speed does not see. `--raw` appends, so that a long run may be cut into pieces.
+
+--each makes a file of every type, and both programs run that one: prefill of 512 tokens, decode with an empty cache and
+behind 512, a table of a line a type. The files lie beside RAW.csv and stay there.
 
 --isa is for ours: with a peer built for the same (setup.sh DIR avx2, and DIR in PYTHONPATH), what both do on a
 lesser processor. Both sides read the same made-up token ids. prefill: n tokens in one call, logits of the last one. decode: 64
@@ -25,6 +29,7 @@ import sys
 import tempfile
 import time
 
+EACH = {"prefill_512_tps": "prefill 512", "decode_tps": "decode", "decode_512_tps": "decode behind 512"}
 STEPS, STEPS_TOGETHER, CONTEXT, SEQUENCES = 64, 32, 4096, (1, 2, 4, 8, 16)
 
 
@@ -84,11 +89,11 @@ class Peer:
             self.decode([(500 + i, depth + i, 0, True)])
         return n / (time.perf_counter() - start)
 
-    def round(self):
+    def round(self, depths=(512, 2048), sequences=SEQUENCES):
         ret = {}
         self.clear()
         self.prompt(token_ids(64))  # buffers and caches are warm
-        for depth in (512, 2048):
+        for depth in depths:
             ids = token_ids(depth)
             self.clear()
             start = time.perf_counter()
@@ -98,7 +103,7 @@ class Peer:
         self.clear()
         self.prompt(token_ids(1))
         ret["decode_tps"] = self.steps(1, STEPS)
-        for n in SEQUENCES:
+        for n in sequences:
             self.clear()
             for s in range(n):
                 self.prompt(token_ids(16), s)
@@ -117,7 +122,7 @@ def requantise(path, kind, folder):
         return out
     p = lc.llama_model_quantize_default_params()
     p.nthread = 0
-    p.ftype = getattr(lc, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    p.ftype = getattr(lc, f"LLAMA_FTYPE_ALL_{kind}" if kind == "F32" else f"LLAMA_FTYPE_MOSTLY_{kind}")
     p.allow_requantize = True
     quiet = lc.llama_log_callback(lambda level, text, data: None)
     lc.llama_log_set(quiet, ctypes.c_void_p(0))
@@ -127,13 +132,14 @@ def requantise(path, kind, folder):
     return out
 
 
-def ours(program, model, threads, isa):
-    """One round of `backcast bench`. Every figure of its JSON; decode_8_tps is the peer's 8 together."""
-    cmd = [program, "bench", "-m", model, "--threads", str(threads), "--rounds", "1", "--json", "--quiet", "--only", "tps"]
-    cmd += ["--isa", isa] if isa else []
+def ours(a, model, only="tps"):
+    """One round of `backcast bench`. Every figure of its JSON that is asked for; decode_8_tps is the peer's 8 together."""
+    cmd = [a.ours, "bench", "-m", model, "--threads", str(a.threads), "--rounds", "1", "--json", "--quiet", "--only", only]
+    cmd += ["--isa", a.isa] if a.isa else []
     run = subprocess.run(cmd, stdout=subprocess.PIPE, check=True, text=True)
     ret = {k: v for k, v in json.loads(run.stdout).items() if k.endswith(("_tps", "_ms"))}
-    ret["decode_8_together_tps"] = ret.pop("decode_8_tps")
+    if "decode_8_tps" in ret:
+        ret["decode_8_together_tps"] = ret.pop("decode_8_tps")
     return ret
 
 
@@ -150,7 +156,7 @@ def measure(a):
             out.writerow(["program", "type", "metric", "value"])
         for _ in range(a.rounds):
             if a.ours:
-                for k, v in ours(a.ours, a.model, a.threads, a.isa).items():
+                for k, v in ours(a, a.model).items():
                     out.writerow(["backcast", "file", k, f"{v:.3f}"])
             for t, path, flash in peers:
                 p = Peer(path, a.threads, flash)
@@ -158,6 +164,38 @@ def measure(a):
                     out.writerow(["llama.cpp", t, k, f"{v:.3f}"])
                 p.close()
             f.flush()
+
+
+def measure_each(a):
+    """Both programs on a file of each type, in turns, type by type."""
+    files = [(t, requantise(a.model, t, os.path.dirname(a.raw) or ".")) for t in a.each.split(",")]
+    new = not os.path.exists(a.raw)
+    with open(a.raw, "a", newline="") as f:
+        out = csv.writer(f)
+        if new:
+            out.writerow(["program", "type", "metric", "value"])
+        for _ in range(a.rounds):
+            for t, path in files:
+                mine = {**ours(a, path, "512_tps"), **ours(a, path, "decode_tps")}
+                p = Peer(path, a.threads, "auto")
+                theirs = p.round((512,), ())
+                p.close()
+                for program, got in (("backcast", mine), ("llama.cpp", theirs)):
+                    for k, v in got.items():
+                        out.writerow([program, t, k, f"{v:.3f}"])
+                f.flush()
+
+
+def table_each(got):
+    print("| file |" + "".join(f" {k}, ours | peer | ratio |" for k in EACH.values()))
+    print("|---|" + "---:|---:|---:|" * len(EACH))
+    for t in [t for p, t in got if p == "backcast"]:
+        cells = ""
+        for k in EACH:
+            mine, theirs = (got[p, t][k][0] for p in ("backcast", "llama.cpp"))
+            cells += f" {mine:.1f} | {theirs:.1f} | {mine / theirs:.2f} |"
+        print(f"| {t} |{cells}")
+    print(f"\nMedians of {sorted({n for m in got.values() for _, n in m.values()})} rounds.")
 
 
 def medians(raw):
@@ -176,6 +214,9 @@ def table(raw, as_csv):
         for (program, kind), m in got.items():
             for k, (v, n) in m.items():
                 print(f"peer_llama,{program} {kind},{k},{v:.2f}")
+        return
+    if sum(p == "backcast" for p, _ in got) > 1:
+        table_each(got)
         return
     print("| figure | ours |" + "".join(f" peer, {t} |" for t in peers) + " ours / same file | ours / best |")
     print("|---|---:|" + "---:|" * len(peers) + "---:|---:|")
@@ -209,14 +250,17 @@ def main():
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--isa", help="ours: avx512, avx2")
     p.add_argument("--types", default="file,Q4_0", help="file, or a type to make of it; /on, /off: flash attention")
+    p.add_argument("--each", metavar="TYPES", help="both on a file of each of these types")
     p.add_argument("--raw", metavar="CSV", default="peer_raw.csv")
     p.add_argument("--table", metavar="CSV")
     p.add_argument("--csv", action="store_true", help="with --table: for machines")
     a = p.parse_args()
     if a.table:
         table(a.table, a.csv)
+    elif a.each and not a.ours:
+        p.error("--each needs --ours")
     elif a.model:
-        measure(a)
+        measure_each(a) if a.each else measure(a)
     else:
         p.error("MODEL is missing")
 

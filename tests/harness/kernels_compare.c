@@ -5,7 +5,8 @@
 /* ---- backends ---- */
 
 /* Names that an open function may know; what the machine or the backend lacks is left out. */
-static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512-vnni", "amx", "amx-model"};
+static const char *const isas[] = {"scalar",      "avx2", "avx512",   "avx512-vnni",
+                                   "avx512-bf16", "amx",  "amx-model"};
 
 static bool have(const struct kc_set *set, const struct kn *kn)
 {
@@ -78,6 +79,12 @@ bool kc_is_ref(const struct kn *kn)
 bool kc_is_int8(const struct kn *kn)
 {
     return strcmp(kn->name, "cpu") == 0;
+}
+
+bool kc_is_bf16(const struct kn *kn)
+{
+    return strcmp(kn->name, "cpu") == 0 &&
+           (strstr(kn->isa, "bf16") || strcmp(kn->isa, "amx-int8") == 0);
 }
 
 bool kc_is_device(const struct kn *kn)

@@ -37,6 +37,8 @@ const char *kc_name(const struct kn *kn); /* "cpu avx2 x3": valid until the call
 bool kc_is_ref(const struct kn *kn);
 /* Quantised weights follow kn_int8.h to the bit. */
 bool kc_is_int8(const struct kn *kn);
+/* BF16 weights meet activations rounded to bf16, by the rule of kernels/cpu/matmul_bf16.h to the bit. */
+bool kc_is_bf16(const struct kn *kn);
 /* A GPU, or its sources on the shim. The order of its sums depends on how many rows a call has, and wherever inputs are
  * halves (f16 pools, products of many rows) they are rounded to them: KC_HALVES of the largest value. */
 bool kc_is_device(const struct kn *kn);

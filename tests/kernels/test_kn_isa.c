@@ -10,6 +10,7 @@
 #include "../../kernels/cpu/tiles.h"
 
 static const char *const names[][2] = {{"amx", "amx-int8"},
+                                       {"avx512-bf16", "avx512-vnni-bf16"},
                                        {"avx512", "avx512-vnni"},
                                        {"avx2", "avx2"},
                                        {"scalar", "scalar"}};

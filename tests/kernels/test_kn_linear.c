@@ -1,11 +1,14 @@
 /* Products with weights of every type, on every backend and instruction set.
  *
  *   quantised weights, 8-bit activations   bit for bit kn_ref_linear_q8 (the rule of kn_int8.h)
+ *   BF16 weights where VDPBF16PS is used   bit for bit its documented rule, in plain C; and within 2^-8 + 2e-6 of
+ *                                          sum |w_k x_k|: the nearest bf16 is within 2^-8 of a value, so each product is
  *   everything else                        within 2e-6 of sum |w_k x_k|, by a sum in double
  * precision
  *
  * and the row rule: a row alone, in any batch, gives the same bits. */
 #include "kernels_compare.h"
+#include "../../kernels/cpu/matmul_bf16.h"
 
 #define ROWS_ALL 73 /* 1 + 2 + ... + 9 < 73, and 64 + 9 */
 
@@ -31,7 +34,8 @@ static int close_set(void **state)
 struct problem {
     struct kn_tensor w;
     float *values, *x;
-    float *exact; /* [ROWS_ALL][rows]: by the integer rule; NULL for float types */
+    float *
+        exact; /* [ROWS_ALL][rows]: by the integer rule, for BF16 by VDPBF16PS's; NULL for F32, F16 */
     double *want; /* [ROWS_ALL][rows] */
     float *size;  /* the same shape: sum |w_k x_k| */
 };
@@ -51,6 +55,29 @@ static void sums(struct problem *p)
             p->want[(size_t)r * rows + o] = sum;
             p->size[(size_t)r * rows + o] = (float)size;
         }
+}
+
+static float *exact_bf16(const struct problem *p)
+{
+    uint32_t rows = p->w.rows, cols = p->w.cols;
+    float *ret = malloc((size_t)ROWS_ALL * rows * sizeof *ret);
+    float *x = calloc(cols + 1, sizeof *x);
+    assert_true(ret && x);
+    for (uint32_t r = 0; r < ROWS_ALL; r++) {
+        for (uint32_t k = 0; k < cols; k++)
+            x[k] = kn_bf16_to_f32(kn_f32_to_bf16(pair_flush(p->x[(size_t)r * cols + k])));
+        for (uint32_t o = 0; o < rows; o++) {
+            const float *w = p->values + (size_t)o * cols;
+            float acc = 0;
+            for (uint32_t k = 0; k < cols; k += 2) {
+                const float pair[2] = {w[k], k + 1 < cols ? w[k + 1] : 0.0f};
+                acc = pair_model(acc, pair, x + k);
+            }
+            ret[(size_t)r * rows + o] = acc;
+        }
+    }
+    free(x);
+    return ret;
 }
 
 static struct problem problem_make(enum kn_type type, uint32_t rows, uint32_t cols, uint64_t seed)
@@ -73,6 +100,8 @@ static struct problem problem_make(enum kn_type type, uint32_t rows, uint32_t co
         assert_non_null(p.exact);
         kn_ref_linear_q8(&p.w, p.x, ROWS_ALL, p.exact);
     }
+    if (type == KN_BF16)
+        p.exact = exact_bf16(&p);
     return p;
 }
 
@@ -94,16 +123,18 @@ static void check_rows(const struct kn *kn, const struct problem *p, uint32_t fi
     size_t at = (size_t)first * p->w.rows;
     snprintf(what, sizeof what, "%s: %s [%u][%u], rows %u..%u", kc_name(kn),
              kn_type_find(p->w.type)->name, p->w.rows, p->w.cols, first, first + n);
-    if (p->exact && kc_is_int8(kn)) {
+    bool bf16 = p->w.type == KN_BF16;
+    if (p->exact && (bf16 ? kc_is_bf16(kn) : kc_is_int8(kn))) {
         kc_same(what, got, p->exact + at, (size_t)n * p->w.rows);
-        return;
+        if (!bf16)
+            return;
     }
     /* A device keeps the integer rule up to 64 rows, in an order of its own; with more rows, and float weights from 5
      * rows on, inputs are rounded to 16 bits. */
-    bool device = kc_is_device(kn), exact = device && p->exact && n <= 64;
-    double tol = 2e-6;
+    bool device = kc_is_device(kn), exact = device && !bf16 && p->exact && n <= 64;
+    double tol = bf16 && kc_is_bf16(kn) ? 0x1p-8 + 2e-6 : 2e-6;
     if (device && !exact && p->w.type != KN_F32 && n > 4)
-        tol = p->w.type == KN_BF16 ? 0x1p-8 : (double)KC_HALVES;
+        tol = bf16 ? 0x1p-8 : (double)KC_HALVES;
     for (size_t i = 0; i < (size_t)n * p->w.rows; i++) {
         double want = exact ? (double)p->exact[at + i] : p->want[at + i];
         if (!(fabs((double)got[i] - want) <= tol * (double)p->size[at + i]))
@@ -216,7 +247,7 @@ static void batches_of_1_to_17(void **state)
 static void long_rows(void **state)
 {
     (void)state;
-    static const enum kn_type types[] = {KN_F32, KN_Q8_0, KN_Q4_1, KN_Q6_K, KN_Q4_K};
+    static const enum kn_type types[] = {KN_F32, KN_BF16, KN_Q8_0, KN_Q4_1, KN_Q6_K, KN_Q4_K};
     for (size_t t = 0; t < KC_LEN(types); t++) {
         struct problem p = problem_make(types[t], 17, 8960, 77);
         for (unsigned i = 0; i < set.n; i++)

@@ -56,7 +56,7 @@ static inline bool rig_skips(const char *backend)
  * end. */
 static inline bool rig_backend(unsigned i, struct kn_options *ret)
 {
-    static const char *const isas[] = {NULL, "scalar", "avx2", "avx512-vnni"};
+    static const char *const isas[] = {NULL, "scalar", "avx2", "avx512-vnni", "avx512-bf16"};
     static char seen[32][80];
     unsigned n = 0;
 
