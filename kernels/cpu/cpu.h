@@ -13,8 +13,9 @@
 #define ACC_ROWS 64    /* rows and outputs that a thread sums up before it writes them */
 #define ACC_COLS (CPU_FLOAT_GROUPS * CPU_LANES)
 #define ROWS_READ 4      /* kn.rows_read */
-#define LSE_ROWS 64      /* rows of a row_lse piece */
+#define LSE_ROWS 256     /* rows of a row_lse piece */
 #define LSE_SLICE 512    /* vocabulary rows that are summed together: fixed, see row_lse */
+#define LSE_TILE 128     /* of them, whose logits exist at a time */
 #define LSE_SLICES 256   /* slices of one parallel loop */
 #define ATTN_BLOCKS 1024 /* row blocks of one parallel loop */
 #define ATTN_PART_FLOATS (1u << 20)  /* parts of split attention */
@@ -36,7 +37,8 @@ struct stage {
 struct cpu_scratch {
     float d[CPU_K_BLOCKS * 2 * CPU_LANES], m[CPU_K_BLOCKS * 2 * CPU_LANES];
     float acc[ACC_ROWS * ACC_COLS];
-    float logits[LSE_ROWS * LSE_SLICE];
+    float logits[LSE_ROWS * LSE_TILE];
+    float lse_max[LSE_ROWS * CPU_LANES], lse_sum[LSE_ROWS * CPU_LANES];
     float kt[KN_HEAD_DIM_MAX * KN_TILE], v[KN_TILE * KN_HEAD_DIM_MAX];
     float q[ATTN_Q_MAX * KN_HEAD_DIM_MAX], a[ATTN_Q_MAX * KN_HEAD_DIM_MAX];
     float a_span[ATTN_Q_MAX * KN_HEAD_DIM_MAX], a_t[ATTN_Q_MAX * KN_HEAD_DIM_MAX];

@@ -1,6 +1,7 @@
 /* head.c: loading weights, and what needs single rows of a matrix or all of the vocabulary. */
 #include "linear.h"
 #include "ops.h"
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,7 +109,8 @@ static void logit_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
                         .row = r,
                         .n_rows = 1,
                         .acc = acc,
-                        .acc_stride = CPU_LANES};
+                        .acc_stride = CPU_LANES,
+                        .acc_group = CPU_LANES};
         dot_run(j->c, thread, &d);
         j->ret[r] = acc[id % CPU_LANES];
     }
@@ -131,7 +133,8 @@ void cpu_row_logit(struct kn *kn, const struct kn_weight *w, const float *x, uin
 /* ---- log-sum-exp over the vocabulary ------------------------------------------------------------------------ */
 
 /* Slices of LSE_SLICE rows of w, whatever the threads: each gives (max, sum of exp) per row of x, merged
- * in ascending order. */
+ * in ascending order. Inside a slice go tiles of LSE_TILE logits a row, small enough to stay near: a tile's sums are
+ * made for all rows, and join their rows' (max, sum) at once. */
 struct lse_job {
     struct kn_cpu *c;
     const struct kn_weight *w;
@@ -139,27 +142,49 @@ struct lse_job {
     float *max, *sum; /* [slices][LSE_ROWS] */
 };
 
+/* Logits of all rows for n rows of w from `from` on: room->logits [n_rows][LSE_TILE]. */
+static void lse_logits(const struct lse_job *j, unsigned thread, uint32_t from, uint32_t n)
+{
+    uint32_t n_groups = (n + CPU_LANES - 1) / CPU_LANES;
+    struct dot d = {.w = j->w, .n_rows = j->n_rows, .acc_stride = LSE_TILE, .acc_group = CPU_LANES};
+    for (uint32_t g = 0; g < n_groups; g += d.n_groups) {
+        d.group = from / CPU_LANES + g;
+        d.n_groups = KN_MIN((uint32_t)CPU_FLOAT_GROUPS, n_groups - g);
+        d.acc = j->c->scratch[thread].logits + g * CPU_LANES;
+        dot_run(j->c, thread, &d);
+    }
+}
+
+static void lse_slice(const struct lse_job *j, unsigned thread, uint32_t slice, float *ret_max,
+                      float *ret_sum)
+{
+    struct cpu_scratch *room = &j->c->scratch[thread];
+    uint32_t from = slice * LSE_SLICE, end = from + KN_MIN((uint32_t)LSE_SLICE, j->w->rows - from);
+    struct lse_tile t = {.x = room->logits,
+                         .x_stride = LSE_TILE,
+                         .n_rows = j->n_rows,
+                         .max = room->lse_max,
+                         .sum = room->lse_sum};
+    for (uint32_t i = 0; i < j->n_rows * CPU_LANES; i++) {
+        t.max[i] = -FLT_MAX;
+        t.sum[i] = 0.0f;
+    }
+    for (; from < end; from += LSE_TILE) {
+        t.n = KN_MIN((uint32_t)LSE_TILE, end - from);
+        lse_logits(j, thread, from, t.n);
+        j->c->vec->lse_add(&t);
+    }
+    for (uint32_t r = 0; r < j->n_rows; r++)
+        j->c->vec->lse_row(t.max + (size_t)r * CPU_LANES, t.sum + (size_t)r * CPU_LANES,
+                           &ret_max[r], &ret_sum[r]);
+}
+
 static void lse_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     const struct lse_job *j = ctx;
-    float *logits = j->c->scratch[thread].logits;
     products_begin(j->c, thread, j->n_rows);
-    for (uint32_t i = first; i < end; i++) {
-        uint32_t from = (j->first_slice + i) * LSE_SLICE;
-        uint32_t n = KN_MIN((uint32_t)LSE_SLICE, j->w->rows - from);
-        for (uint32_t g = 0; g * CPU_LANES < n; g++) {
-            struct dot d = {.w = j->w,
-                            .group = from / CPU_LANES + g,
-                            .n_groups = 1,
-                            .n_rows = j->n_rows,
-                            .acc = logits + g * CPU_LANES,
-                            .acc_stride = LSE_SLICE};
-            dot_run(j->c, thread, &d);
-        }
-        for (uint32_t r = 0; r < j->n_rows; r++)
-            j->c->vec->max_expsum(logits + (size_t)r * LSE_SLICE, n, &j->max[i * LSE_ROWS + r],
-                                  &j->sum[i * LSE_ROWS + r]);
-    }
+    for (uint32_t i = first; i < end; i++)
+        lse_slice(j, thread, j->first_slice + i, &j->max[i * LSE_ROWS], &j->sum[i * LSE_ROWS]);
     products_end(j->c, thread);
 }
 

@@ -208,12 +208,22 @@ struct put_job {
     bool add;
 };
 
+/* A tile of logits joins the log-sum-exp of its rows: a lane has the greatest of its columns and the sum of exp(x - max). */
+struct lse_tile {
+    const float *x; /* [n_rows] of n <= x_stride */
+    size_t x_stride;
+    uint32_t n_rows, n;
+    float *max, *sum; /* [n_rows][CPU_LANES], at first -FLT_MAX and 0 */
+};
+
 struct vec_kernels {
     void (*put)(const struct put_job *p);
     void (*rmsnorm)(float *out, const float *x, const float *gain, uint32_t d, float eps);
     void (*rope)(const struct rope_row *r, float *x);
     void (*swiglu)(float *out, const float *gate, const float *up, size_t n);
-    void (*max_expsum)(const float *x, uint32_t n, float *ret_max, float *ret_sum);
+    void (*lse_add)(const struct lse_tile *t);
+    void (*lse_row)(const float *max, const float *sum, float *ret_max,
+                    float *ret_sum); /* all lanes */
     void (*widen)(float *out, const uint16_t *h, size_t n);
     void (*narrow)(uint16_t *out, const float *x, size_t n, float scale); /* x * scale to halves */
     /* A key or value of n values out of its line in a page, and into it. */

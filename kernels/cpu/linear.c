@@ -81,11 +81,36 @@ void products_end(struct kn_cpu *c, unsigned thread)
         c->mat->end(&c->tiles[thread]);
 }
 
+/* The group behind one that many rows meet comes nearer meanwhile, a piece a row block: otherwise the first of those
+ * rows waits for memory. For few rows the hardware's own guess is better. */
+struct ahead {
+    const uint8_t *at, *end;
+    size_t piece;
+};
+
+static struct ahead ahead_of(const struct kn_weight *w, const struct dot *d, uint32_t n_blocks)
+{
+    if (d->n_rows <= CPU_ROWS || d->group + 1 >= w->n_groups)
+        return (struct ahead){0};
+    uint32_t calls =
+        (d->n_rows + CPU_ROWS - 1) / CPU_ROWS * ((n_blocks + CPU_K_BLOCKS - 1) / CPU_K_BLOCKS);
+    const uint8_t *at = pack_group(w, d->group + 1);
+    return (struct ahead){at, at + w->group_bytes, (w->group_bytes / calls + 63) / 64 * 64};
+}
+
+static void ahead_ask(struct ahead *a)
+{
+    const uint8_t *stop = a->at + KN_MIN(a->piece, (size_t)(a->end - a->at));
+    for (; a->at < stop; a->at += 64)
+        __builtin_prefetch(a->at, 0, 2);
+}
+
 static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
 {
     const struct kn_weight *w = d->w;
     const struct stage *s = &c->stage;
     struct cpu_scratch *room = &c->scratch[thread];
+    struct ahead ahead = ahead_of(w, d, s->n_blocks);
     struct q8_tile t = {.form = w->form,
                         .zero = w->format->zero,
                         .table = w->format->table,
@@ -103,6 +128,7 @@ static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
             t.n_rows = KN_MIN(CPU_ROWS - t.row, d->row + d->n_rows - r);
             t.x = s->q8 + (size_t)(r / CPU_ROWS) * s->n_blocks + b;
             t.acc = d->acc + (r - d->row) * d->acc_stride;
+            ahead_ask(&ahead);
             c->mat->q8(&t);
         }
     }
@@ -136,9 +162,9 @@ static void dot_floats(struct kn_cpu *c, const struct dot *d)
 void dot_run(struct kn_cpu *c, unsigned thread, const struct dot *d)
 {
     struct dot one = *d;
+    kn_assert(d->acc_group == CPU_LANES || d->n_groups == 1);
     for (uint32_t r = 0; r < d->n_rows; r++)
-        for (uint32_t g = 0; g < d->n_groups; g++)
-            memset(d->acc + g * d->acc_group + r * d->acc_stride, 0, CPU_LANES * sizeof(float));
+        memset(d->acc + r * d->acc_stride, 0, d->n_groups * CPU_LANES * sizeof(float));
     if (!d->w->format && d->n_rows <= 4 && d->row % CPU_ROWS + d->n_rows <= CPU_ROWS) {
         dot_floats(c, d); /* few rows: chains of several groups side by side */
         return;

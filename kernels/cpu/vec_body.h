@@ -108,18 +108,34 @@ static void swiglu(float *out, const float *gate, const float *up, size_t n)
                    silu_mul(load_some(gate + i, n - i, 0.0f), load_some(up + i, n - i, 0.0f)));
 }
 
-static void max_expsum(const float *x, uint32_t n, float *ret_max, float *ret_sum)
+static void lse_add(const struct lse_tile *t)
 {
-    vf top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
-    for (uint32_t i = 0; i < n; i += VF_N)
-        top = vf_max(top, i + VF_N <= n ? vf_load(x + i) : load_some(x + i, n - i, -INFINITY));
-    float m = vf_top(top);
-    for (uint32_t i = 0; i < n; i += VF_N) {
-        vf v = i + VF_N <= n ? vf_load(x + i) : load_some(x + i, n - i, -INFINITY);
-        sum = vf_add(sum, vf_exp(vf_sub(v, vf_set1(m))));
+    uint32_t whole = t->n / VF_N * VF_N;
+    for (uint32_t r = 0; r < t->n_rows; r++) {
+        const float *x = t->x + r * t->x_stride;
+        float *max = t->max + (size_t)r * CPU_LANES, *sum = t->sum + (size_t)r * CPU_LANES;
+        vf was = vf_load(max), top = was, rest = was;
+        for (uint32_t i = 0; i < whole; i += VF_N)
+            top = vf_max(top, vf_load(x + i));
+        if (whole < t->n) {
+            rest = load_some(x + whole, t->n - whole, -INFINITY);
+            top = vf_max(top, rest);
+        }
+        vf s = vf_mul(vf_load(sum), vf_exp(vf_sub(was, top)));
+        for (uint32_t i = 0; i < whole; i += VF_N)
+            s = vf_add(s, vf_exp(vf_sub(vf_load(x + i), top)));
+        if (whole < t->n)
+            s = vf_add(s, vf_exp(vf_sub(rest, top)));
+        vf_store(max, top);
+        vf_store(sum, s);
     }
-    *ret_max = m;
-    *ret_sum = vf_sum(sum);
+}
+
+static void lse_row(const float *max, const float *sum, float *ret_max, float *ret_sum)
+{
+    vf m = vf_load(max);
+    *ret_max = vf_top(m);
+    *ret_sum = vf_sum(vf_mul(vf_load(sum), vf_exp(vf_sub(m, vf_set1(*ret_max)))));
 }
 
 static void widen(float *out, const uint16_t *h, size_t n)
@@ -214,5 +230,5 @@ static float max_abs(const float *x, size_t n)
     return vf_top(top);
 }
 
-const struct vec_kernels VEC_NAME(CPU_ISA) = {put,   rmsnorm, rope,     swiglu,   max_expsum,
+const struct vec_kernels VEC_NAME(CPU_ISA) = {put,   rmsnorm, rope,     swiglu,   lse_add, lse_row,
                                               widen, narrow,  line_get, line_put, max_abs};

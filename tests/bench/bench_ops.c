@@ -230,6 +230,43 @@ static void linear_bench(const struct bench *b, enum kn_type type, uint32_t outs
     free(x);
 }
 
+/* Log-sum-exp over a vocabulary: the same product, and what becomes of it. */
+static void lse_run(void *p)
+{
+    struct linear_arg *a = p;
+    a->kn->ops->row_lse(a->kn, a->w[0], a->x, a->rows, a->out);
+}
+
+static void lse_bench(const struct bench *b, enum kn_type type, uint32_t vocab, uint32_t cols)
+{
+    static const uint32_t batches[] = {1, 64, 256, 512};
+    struct kn_tensor t = kc_tensor(type, vocab, cols, 1);
+    struct kn *kn = b->kn;
+    struct kn_weight *w = kc_load(kn, &t);
+    size_t x_bytes = (size_t)512 * cols * sizeof(float), out_bytes = 512 * sizeof(float);
+    float *x = kc_floats(2, (size_t)512 * cols, 1.0f);
+    struct linear_arg a = {.kn = kn, .w = &w, .n_copies = 1};
+    a.x = kc_up(kn, x, x_bytes);
+    a.out = kc_up(kn, NULL, out_bytes);
+    for (size_t i = 0; i < KC_LEN(batches); i++) {
+        struct line l = {.run = lse_run,
+                         .arg = &a,
+                         .int8 = kn_int8_format(type) != NULL,
+                         .bytes = (double)kn->ops->weight_bytes(w),
+                         .ops = 2.0 * batches[i] * vocab * cols};
+        a.rows = batches[i];
+        snprintf(l.name, sizeof l.name, "row_lse %s %ux%u rows %u", kn_type_find(type)->name, vocab,
+                 cols, batches[i]);
+        if (wanted(b, l.name))
+            line_run(b, &l);
+    }
+    kn->ops->weight_free(kn, &w);
+    kc_drop(kn, a.x, x_bytes);
+    kc_drop(kn, a.out, out_bytes);
+    kc_tensor_free(&t);
+    free(x);
+}
+
 /* ---- attention ------------------------------------------------------------------------------------------------ */
 
 struct attn_arg {
@@ -356,6 +393,7 @@ static void all(const struct bench *b)
         linear_bench(b, types[i], 4096, 4096);
     }
     linear_bench(b, KN_Q8_0, 49152, 576);
+    lse_bench(b, KN_Q8_0, 49152, 576);
     attn_bench(b, (struct attn_shape){9, 3, 64, 512, 512, 1});
     attn_bench(b, (struct attn_shape){9, 3, 64, 64, 2048, 60});
     attn_bench(b, (struct attn_shape){9, 3, 64, 1, 512, 1});
