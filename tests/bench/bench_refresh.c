@@ -1,9 +1,9 @@
 /* bench_refresh MODEL.gguf [--threads N] [--backend NAME] [--isa NAME] [--kv-type TYPE] [--n 256,512,...] [--reps 5]
- *               [--block 256]
+ *               [--block 256] [--score NAME]
  *
  * What a refresh of n cached tokens costs: the four counter-causal scores (all layers or the last one, logit or log-probability) of
  * every row, beside a prefill of the same n tokens and one decode step at depth n, all in the blocks of rows that the engine
- * takes. CSV, a line a variant; medians.
+ * takes. CSV, a line a variant; medians. --score "fast logit": that one alone, "fast": those two.
  *
  *   pages   dense: slot i of the sequence is slot i of the pool, as in a session that was never pruned */
 #include <stdbool.h>
@@ -25,6 +25,7 @@ struct options {
     const char *model, *kv_type;
     struct kn_options kn;
     uint32_t n[SIZES_MAX], n_sizes, reps, block;
+    const char *score; /* only those that begin so: "fast", "fast logprob" */
 };
 
 /* A model and one sequence. */
@@ -43,7 +44,8 @@ struct bench {
 static int usage(void)
 {
     fprintf(stderr, "usage: bench_refresh MODEL.gguf [--threads N] [--backend NAME] [--isa NAME]\n"
-                    "       [--kv-type TYPE] [--n 256,512,...] [--reps N] [--block N]\n");
+                    "       [--kv-type TYPE] [--n 256,512,...] [--reps N] [--block N]\n"
+                    "       [--score NAME]\n");
     return 2;
 }
 
@@ -73,6 +75,8 @@ static bool parse(struct options *o, int argc, char **argv)
                 o->kv_type = v;
             else if (strcmp(a, "--reps") == 0)
                 o->reps = (uint32_t)strtoul(v, NULL, 10);
+            else if (strcmp(a, "--score") == 0)
+                o->score = v;
             else if (strcmp(a, "--block") == 0)
                 o->block = (uint32_t)strtoul(v, NULL, 10);
             else if (strcmp(a, "--n") != 0 ||
@@ -208,11 +212,15 @@ static void size_run(struct bench *b, uint32_t n)
     uint32_t reps;
     double pre = measure(b, n, PREFILL, &reps), step = measure(b, n, DECODE, &reps);
     for (int work = 0; work < 4; work++) {
-        bool fast = work & 1, logprob = work & 2;
+        const char *score = work & 1 ? "fast" : "full", *value = work & 2 ? "logprob" : "logit";
+        char name[32];
+        snprintf(name, sizeof name, "%s %s", score, value);
+        if (b->o->score && strncmp(name, b->o->score, strlen(b->o->score)) != 0)
+            continue;
         double ms = measure(b, n, work, &reps);
         printf("%s,%u,%s,%s,%s,%s,%u,%u,%.3f,%.3f,%.3f,%.3f,%.2f\n", b->kn->isa, b->kn->n_threads,
-               b->o->kv_type, b->info->name, fast ? "fast" : "full", logprob ? "logprob" : "logit",
-               n, reps, ms, pre, step, ms / pre, ms / step);
+               b->o->kv_type, b->info->name, score, value, n, reps, ms, pre, step, ms / pre,
+               ms / step);
         fflush(stdout);
     }
 }
