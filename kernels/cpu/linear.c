@@ -189,6 +189,14 @@ struct linear_job {
     bool add;
 };
 
+/* The lines of out that a tile of many rows will be put to: each is on another row of out, and a store waits for its line. */
+static void out_ask(const float *out, size_t stride, const struct dot *d)
+{
+    for (uint32_t r = 0; r < d->n_rows; r++)
+        for (uint32_t k = 0; k < d->n_groups * CPU_LANES; k += CPU_LANES)
+            __builtin_prefetch(out + r * stride + k, 1, 2);
+}
+
 /* Groups group .. group + n_groups of weight i, rows row .. row + n. */
 static void tile_run(const struct linear_job *j, unsigned thread, uint32_t i, struct dot *d)
 {
@@ -197,8 +205,11 @@ static void tile_run(const struct linear_job *j, unsigned thread, uint32_t i, st
     d->acc = acc;
     d->acc_stride = ACC_COLS;
     d->acc_group = CPU_LANES;
+    float *out = j->outs[i] + (size_t)d->row * rows + first;
+    if (d->n_rows > CPU_ROWS)
+        out_ask(out, rows, d);
     dot_run(j->c, thread, d);
-    struct put_job p = {.out = j->outs[i] + (size_t)d->row * rows + first,
+    struct put_job p = {.out = out,
                         .acc = acc,
                         .bias = j->bias && j->bias[i] ? j->bias[i] + first : NULL,
                         .out_stride = rows,
