@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh BUILD [STEP...]: every measurement, into build/bench/: a CSV a step, results.csv of them all, table.md beside the
-# peer, plots. Steps: setup ops engine refresh gap serve limits peer report, by default; peer_avx2, keep. `keep` copies what
+# peer, plots. Steps: setup ops engine refresh torch gap serve limits peer report, by default; peer_avx2, keep. `keep` copies what
 # is there into tests/bench/results and docs/plots. About ten minutes on two quiet cores, without building the peer.
 #
 #   commit,processor,threads,bench,case,figure,value
@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 build=${1:?usage: run.sh BUILD [STEP...]}
 shift
-steps=${*:-setup ops engine refresh gap serve limits peer report}
+steps=${*:-setup ops engine refresh torch gap serve limits peer report}
 bin=$build/bin
 out=build/bench
 threads=$(nproc)
@@ -51,6 +51,13 @@ step_refresh() {
         }' | collect refresh
 }
 
+# The same refreshes in PyTorch, in turns with ours, where it is installed: nothing here installs it.
+step_torch() {
+    python3 -c 'import torch' 2>/dev/null || { echo "no PyTorch: no comparison with it" >&2; return 0; }
+    python3 tests/bench/refresh_torch.py --ours "$bin/bench_refresh" --model "$model" --threads "$threads" \
+        --n "${TORCH_N:-256,512,1024}" --reps 2 | collect torch
+}
+
 step_serve() { "$bin/bench_serve" "$model" --threads "$threads" --rounds "${SERVE_ROUNDS:-9}" --sessions "${SERVE_SESSIONS:-32}" | collect serve; }
 step_gap() {
     for p in "counter_causal_fast --score logit" "counter_causal_fast --score logprob" h2o keydiff; do
@@ -80,7 +87,7 @@ step_peer_avx2() {
 
 step_report() {
     first=1
-    for f in ops engine refresh gap serve limits peer peer_avx2 quality; do
+    for f in ops engine refresh torch gap serve limits peer peer_avx2 quality; do
         [ -f "$out/$f.csv" ] || continue
         tail -n "+$first" "$out/$f.csv"
         first=2
