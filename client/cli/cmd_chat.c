@@ -19,7 +19,8 @@
 
 #define HISTORY_LINES 1000
 #define MESSAGE_BYTES_MAX (16u << 20)
-#define AGAIN_MS 15000 /* for a daemon that was restarted */
+#define AGAIN_MS 15000    /* for a daemon that was restarted */
+#define LAST_WORD_MS 2000 /* between the end of a session and that of its daemon */
 
 struct chat_ui {
     struct args *a;
@@ -458,9 +459,12 @@ static int talk_again(struct chat_ui *ui)
     return CLI_FAILED;
 }
 
+/* A daemon that stops closes its sessions before the connection. */
 static bool connection_is_over(struct chat_ui *ui)
 {
-    return backcast_next(ui->w.c, &(struct backcast_event){0}, 0) < 0;
+    struct backcast_event ev;
+
+    return backcast_next(ui->w.c, &ev, ui->w.closed ? LAST_WORD_MS : 0) < 0;
 }
 
 static void talk(struct chat_ui *ui)

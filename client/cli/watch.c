@@ -292,6 +292,7 @@ static void show(struct watch *w, const struct backcast_event *ev)
 /* What an END means for the command. */
 static int end_exit(struct watch *w, const struct backcast_event *ev)
 {
+    w->closed = ev->end.code == BACKCAST_ECLOSED;
     if (strcmp(ev->end.reason, "cancelled") == 0)
         return w->cancelled ? CLI_INTERRUPTED : CLI_FAILED;
     if (strcmp(ev->end.reason, "stop") == 0 || strcmp(ev->end.reason, "length") == 0)
@@ -332,6 +333,7 @@ int watch_send(struct watch *w, const char *role, const char *text, size_t len,
                           : backcast_prompt(w->s, text, len, opt);
 
     w->cancelled = w->texted = w->line_open = false;
+    w->closed = rc == BACKCAST_ECLOSED;
     if (rc < 0) {
         say_failure(w->c, rc, "prompt");
         return CLI_FAILED;

@@ -16,6 +16,7 @@ struct watch {
     bool replay;    /* chat: the same, shown: texts alone, or events that say so */
     bool under_way; /* events have come since the last END */
     bool cancelled; /* Ctrl-C was passed on */
+    bool closed;    /* the daemon has closed the session, or gone */
     bool line_open; /* stdout's terminal line is not ended */
     bool texted;    /* text has come: what is to be told waits until its end */
     char *held;     /* malloced; lines about prunes */
