@@ -113,6 +113,7 @@ static void *loader_main(void *arg)
         .host_tier = c->memory_host_tier.bytes,
         .disk_tier = c->memory_disk_tier,
         .spill_after_us = c->memory_spill_after * 1000000,
+        .stop_snapshots_us = c->memory_stop_snapshots * 1000000,
         .keep_alive_us = c->memory_keep_alive * 1000000,
         .no_prefixes = c->memory_share_prefixes == 0,
         .share_across_uids = c->memory_share_across_uids != 0,
@@ -206,10 +207,17 @@ static void on_stopped(uv_async_t *handle)
     daemon_finish(d);
 }
 
+/* What the engine may take for the pass under way and what follows it, snapshots included. */
+static uint64_t stop_ms(const struct daemon *d)
+{
+    return DAEMON_STOP_MS + d->opt.config->memory_stop_snapshots * 1000;
+}
+
 static void on_deadline(uv_timer_t *handle)
 {
     struct daemon *d = handle->data;
-    log_warn("daemon", "the engine did not stop in %d ms: ending without it", DAEMON_STOP_MS);
+    log_warn("daemon", "the engine did not stop in %llu ms: ending without it",
+             (unsigned long long)stop_ms(d));
     daemon_leave(d);
 }
 
@@ -218,18 +226,18 @@ static void daemon_stop(struct daemon *d, const char *why)
     MAGIC_OK(d, DAEMON_MAGIC);
     if (d->state == DAEMON_STOPPING || d->loader_runs) {
         log_info("daemon", "%s: ending at once", why);
-        notify_stopping(d->opt.parent_fd);
+        notify_stopping(d->opt.parent_fd, 0);
         daemon_leave(d); /* a load cannot be called back; a second signal will not wait */
     }
     log_info("daemon", "%s: stopping", why);
-    notify_stopping(d->opt.parent_fd);
+    notify_stopping(d->opt.parent_fd, stop_ms(d));
     d->state = DAEMON_STOPPING;
     server_drain(d->server);
     if (d->engine == NULL) {
         daemon_finish(d);
         return;
     }
-    uv_timer_start(&d->deadline, on_deadline, DAEMON_STOP_MS, 0);
+    uv_timer_start(&d->deadline, on_deadline, stop_ms(d), 0);
     if (pthread_create(&d->stopper, NULL, stopper_main, d) != 0)
         daemon_leave(d);
 }

@@ -20,7 +20,8 @@
 #include "paths.h"
 
 #define DAEMON_MAGIC 0x6461656du
-#define DAEMON_STOP_MS 4000 /* then the process ends without the engine's consent */
+#define DAEMON_STOP_MS                                                                             \
+    4000 /* and stop_snapshots: then the process ends without the engine's consent */
 #define DAEMON_EXIT_DEVICE 70
 #define DAEMON_WATCH_MS 1000
 
@@ -72,7 +73,7 @@ int daemon_run(struct daemon *d);
 /* ---- notify.c: the service manager, and the parent of a private daemon */
 void notify_ready(int parent_fd, const char *status);
 void notify_loading(int parent_fd, const char *status);
-void notify_stopping(int parent_fd);
+void notify_stopping(int parent_fd, uint64_t most_ms); /* that it takes */
 void notify_failed(int parent_fd, const char *why);
 /* The inherited descriptor called "control"; -1: none. Others are closed, with a warning. */
 int notify_listen_fd(void);

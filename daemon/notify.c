@@ -35,9 +35,10 @@ void notify_loading(int parent_fd, const char *status)
     parent_line(parent_fd, "STATUS", status);
 }
 
-void notify_stopping(int parent_fd)
+void notify_stopping(int parent_fd, uint64_t most_ms)
 {
-    sd_notify(0, "STOPPING=1\nSTATUS=Stopping");
+    uint64_t us = (most_ms + 1000) * 1000; /* and what closes after the engine */
+    sd_notifyf(0, "STOPPING=1\nSTATUS=Stopping\nEXTEND_TIMEOUT_USEC=%llu", (unsigned long long)us);
     parent_line(parent_fd, "STATUS", "Stopping");
 }
 

@@ -325,6 +325,7 @@ void tier_waiting_run(struct engine *en, struct session *s);
 void tier_model_back(struct engine *en, struct model_ref *m);        /* or its load has failed */
 int tier_fetch(struct engine *en, struct session *s, struct err *e); /* one that is away */
 int tier_leave(struct engine *en, struct session *s, struct err *e); /* an idle one */
+void tier_stay(struct engine *en, struct session *s);                /* one that is leaving */
 bool tier_idle(struct engine *en, const struct session *s);
 void tier_waiting_refuse(struct engine *en, struct session *s, const struct err *e);
 /* Sends idle sessions other than s away (scope: of one user) until so many bytes of pages will be
@@ -388,6 +389,9 @@ bool replay_cancel(struct session *s, uint32_t reason);
 void recover_all(struct engine *en);
 void recover_give_up(struct engine *en, struct session *s, const struct err *e);
 int recover_rebuild(struct engine *en, struct session *s, struct err *e);
+
+/* stopping.c: requests are over, the threads but the keeper's are gone */
+void stopping_snapshots(struct engine *en);
 
 /* fork.c */
 void fork_command(struct engine *en, struct command *c);
@@ -559,6 +563,8 @@ void positions_report(struct engine *en, struct session *s, const struct batch_e
 void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
                  uint32_t keep);
 void prune_abort(struct session *s);
+void prune_take_back(
+    struct session *s); /* and what was to become true with it: the budget is as it was */
 /* Refreshes and scores under way: score_rows_left rows of them. */
 void prunes_run(struct engine *en);
 /* Rows of s's refresh that may run now, before the next pass. Around them: begin gives the time, done takes it. whole: they

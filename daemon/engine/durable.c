@@ -92,6 +92,7 @@ void durable_step(struct session *s, uint32_t n, int32_t sampled)
     if (k == NULL)
         return;
     uint64_t now = engine_now(s->m->en);
+    k->rows += n;
     size_t frame = keeper_frame(k, DURABLE_STEP);
     bytes_put_u32(&k->frames, n);
     bytes_put_u32(&k->frames, (uint32_t)sampled);
@@ -179,6 +180,7 @@ void durable_snapshot(struct session *s)
     size_t frame = keeper_frame(k, DURABLE_SNAPSHOT);
     bytes_put_u64(&k->frames, s->snapshot_mark);
     keeper_frame_end(k, frame);
+    k->rows = 0;
 }
 
 void durable_note(struct session *s, enum durable_type type)

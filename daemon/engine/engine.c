@@ -341,7 +341,8 @@ void engine_stop(struct engine *en)
     }
     tier_refuse_all(en, &e);
     queue_refuse_all(en, &e);
-    queue_publish(en);
+    queue_publish(en); /* whoever waits hears of it before the disk has its turn */
+    stopping_snapshots(en);
     if (en->threads) {
         keepers_stop(en);
         pthread_join(en->keeper_thread, NULL);

@@ -67,6 +67,7 @@ struct engine_options {
      * it is under host_tier, else to a file without a name. 0, 0: they stay. */
     uint64_t host_tier, disk_tier; /* bytes */
     uint64_t spill_after_us;       /* idle for so long; 0: only when pages are wanted */
+    uint64_t stop_snapshots_us;    /* what a stop may take for snapshots of durable sessions */
     uint64_t keep_alive_us;        /* a model unused for so long gives its weights back; 0: never */
     /* Beginnings of prompts that sessions of one user have in common are held once (sharing.c). */
     bool no_prefixes, share_across_uids;

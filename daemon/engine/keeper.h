@@ -38,7 +38,7 @@ struct keeper {
     bool reset;                /* the engine has dealt with a refusal: try again */
     bool despite;              /* reports made now go out even so */
     uint64_t items, accepted;  /* made; the one that tells of the last request's acceptance */
-    uint64_t tokens;           /* since the last snapshot */
+    uint64_t rows; /* that went into the cache since the last snapshot: a start does them again */
     /* the thread's */
     struct journal *journal;
     bool failing;

@@ -45,6 +45,17 @@ void prune_abort(struct session *s)
     s->prune = (struct prune){0};
 }
 
+void prune_take_back(struct session *s)
+{
+    struct prune job = s->prune;
+    prune_abort(s);
+    if (job.reason != PRUNE_SHRUNK)
+        return;
+    int rc = evict_set_params(s->ev, &job.before, NULL);
+    bc_assert(rc == BC_OK);
+    s->ask = job.ask_before;
+}
+
 static void report_pruned(struct engine *en, struct session *s, const struct evict_record *rec,
                           uint64_t held_after)
 {
@@ -116,13 +127,8 @@ static void prune_done(struct engine *en, struct session *s, const struct evict_
 static void prune_failed(struct engine *en, struct session *s, const struct err *e)
 {
     struct prune job = s->prune;
-    if (job.reason == PRUNE_SHRUNK) { /* as it was */
-        int rc = evict_set_params(s->ev, &job.before, NULL);
-        bc_assert(rc == BC_OK);
-        s->ask = job.ask_before;
-    }
     struct command who = prune_asker(s);
-    prune_abort(s);
+    prune_take_back(s);
     share_update(en);
     if (job.reply)
         report_error(en, &who, e);

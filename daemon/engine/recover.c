@@ -241,6 +241,9 @@ static int story_of(struct engine *en, const char *folder, struct story *st, str
     snprintf(path, sizeof path, "%s/journal", folder);
     if ((rc = story_read(st, path, scan, e)) < 0)
         return rc;
+    if (st->snapshot_mark != 0 && !st->from_snapshot)
+        log_warn("engine.durable",
+                 "%s: its snapshot is not one that it tells of: all is done again", path);
     if (scan->state == JOURNAL_TORN)
         log_warn("engine.durable", "%s: its last records never reached the disk: cut at byte %llu",
                  path, (unsigned long long)scan->end);

@@ -172,6 +172,7 @@ static void replay_done(struct engine *en, struct session *s)
     s->lodging.place = PLACE_HERE;
     s->last_use_us = engine_now(en);
     ceiling_set(en, s);
+    s->keeper->rows = r->n_ids;
     durable_note(s, DURABLE_READY);
     log_info("engine.durable", "session %llu (%s): %llu tokens done again, %u cached",
              (unsigned long long)s->id, s->name, (unsigned long long)r->n_ids,

@@ -306,7 +306,7 @@ void sess_refuse_waiters(struct engine *en, struct session *s, const struct err 
         who.conn = s->prune.conn;
         who.request_id = s->prune.request_id;
         report_error(en, &who, e);
-        prune_abort(s);
+        prune_take_back(s);
     }
     if (s->scoring.active && s->scoring.reply) {
         who.conn = s->scoring.conn;

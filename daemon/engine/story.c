@@ -479,6 +479,9 @@ static int on_record(void *arg, const struct journal_record *r, struct err *e)
         st->attempts_here++;
     } else if (r->type == DURABLE_READY) {
         st->attempts = 0;
+    } else if (r->type == DURABLE_CLEAN) { /* whatever ended that daemon, it was not this session */
+        st->attempts -= st->attempts > 0;
+        st->attempts_here -= st->attempts_here > 0;
     } else if (r->type > DURABLE_CLEAN) {
         return broken(e, r, "a type that this daemon does not know");
     }

@@ -131,6 +131,14 @@ int tier_leave(struct engine *en, struct session *s, struct err *e)
     return BC_OK;
 }
 
+void tier_stay(struct engine *en, struct session *s)
+{
+    bc_assert(s->lodging.place == PLACE_LEAVING);
+    transfer_give_up(en, s->lodging.transfer);
+    lodging_drop(en, s);
+    s->lodging.place = PLACE_HERE;
+}
+
 void tier_left(struct engine *en, struct transfer *t)
 {
     struct session *s = t->s;
@@ -284,9 +292,7 @@ void tier_wait(struct engine *en, struct session *s, struct command **pc)
     struct lodging *l = &s->lodging;
     struct err e = {0};
     if (l->place == PLACE_LEAVING) {
-        transfer_give_up(en, l->transfer);
-        lodging_drop(en, s);
-        l->place = PLACE_HERE;
+        tier_stay(en, s);
         command_run(en, pc);
         return;
     }

@@ -15,6 +15,7 @@ static void tweak(struct engine_options *o, void *arg)
     o->state_dir = d->dir;
     o->io = d->io;
     o->spill_after_us = d->spill_after_us;
+    o->stop_snapshots_us = d->stop_snapshots_us;
     o->host_tier = d->host_tier;
     o->disk_tier = d->disk_tier;
     o->score_rows = 30;

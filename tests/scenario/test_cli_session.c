@@ -269,18 +269,17 @@ static void a_model_has_one_name(void **state)
     CHECK(0, "tiny-llama, /", NULL, "doctor", "-m", "tiny-llama", socket_opt);
 }
 
-/* kill -9 in the middle of an answer: the chat waits for the next daemon and shows the rest. */
-static void chat_goes_on_over_a_kill(void **state)
+/* The daemon ends in the middle of an answer: the chat waits for the next one and shows the rest. */
+static void chat_goes_on_over(int signum)
 {
-    (void)state;
     char model[80];
     snprintf(model, sizeof(model), "%s/model.gguf", d->dir);
     const char *argv[] = {COMMAND,  "chat", socket_opt, "--durable",    "--name", "over", "--raw",
                           "--json", "-N",   "20000",    "--ignore-end", "-b",     "128t", NULL};
     struct prog_child c = prog_start(argv, home.env, "oak\n");
     assert_true(prog_says(c.out, "\"event\":\"pruned\""));
-    assert_int_equal(kill(d->pid, SIGKILL), 0);
-    dh_wait(d, 5000);
+    assert_int_equal(kill(d->pid, signum), 0);
+    dh_wait(d, DH_PATIENCE_MS);
     assert_true(prog_says(c.err, "the daemon has gone"));
     dh_again(d, model, args);
     dh_ready(d);
@@ -291,6 +290,21 @@ static void chat_goes_on_over_a_kill(void **state)
     assert_non_null(strstr(r.out, "\"tokens_out\":20000"));
     prog_free(&r);
     CHECK(0, "is closed", NULL, "close", socket_opt, "over");
+}
+
+static void chat_goes_on_over_a_kill(void **state)
+{
+    (void)state;
+    chat_goes_on_over(SIGKILL);
+}
+
+/* ... and the next one evaluates nothing again: the stop has written the cache. */
+static void chat_goes_on_over_a_stop(void **state)
+{
+    (void)state;
+    chat_goes_on_over(SIGTERM);
+    assert_true(dh_log_has(d, "caches that went to their snapshots: "));
+    assert_true(dh_log_has(d, "(over): 0 tokens done again"));
 }
 
 int main(void)
@@ -307,6 +321,7 @@ int main(void)
         cmocka_unit_test(figures_have_one_name_and_one_value),
         cmocka_unit_test(a_model_has_one_name),
         cmocka_unit_test(chat_goes_on_over_a_kill),
+        cmocka_unit_test(chat_goes_on_over_a_stop),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
