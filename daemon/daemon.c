@@ -44,7 +44,10 @@ int daemon_check(const struct config *c, struct err *e)
 {
     struct server_defaults d = defaults_of(c);
     struct err why;
-    int rc = server_defaults_check(&d, &why);
+    int rc = engine_activations_check((uint32_t)c->daemon_activations, &why);
+    if (rc < 0)
+        return err_set(e, rc, why.field, "[daemon] %s", why.text);
+    rc = server_defaults_check(&d, &why);
     return rc < 0 ? err_set(e, rc, why.field, "[session] %s", why.text) : BC_OK;
 }
 
@@ -101,6 +104,7 @@ static void *loader_main(void *arg)
         .inject = c->daemon_inject[0] != '\0' ? c->daemon_inject : NULL,
         .threads = (uint32_t)c->daemon_threads,
         .pin = c->daemon_pin != 0,
+        .activations = (uint32_t)c->daemon_activations,
         .default_model = d->opt.model_path,
         .default_model_name = d->opt.model_name,
         .models = models,

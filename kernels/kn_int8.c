@@ -241,22 +241,45 @@ void kn_int8_unpack(enum kn_type type, const void *row, uint32_t first, uint32_t
     }
 }
 
+/* One 32-block: its codes for the largest code `max`. Returns da. */
+static float block_codes(const float *x, int max, int *a)
+{
+    float amax = 0.0f;
+    for (int i = 0; i < KN_INT8_BLOCK; i++)
+        amax = fmaxf(amax, fabsf(x[i]));
+    bool zeros = amax < KN_INT8_AMAX_MIN;
+    float inverse = zeros ? 0.0f : (float)max / amax;
+    for (int i = 0; i < KN_INT8_BLOCK; i++)
+        a[i] = (int)lrintf(x[i] * inverse);
+    return zeros ? 0.0f : amax / (float)max;
+}
+
 void kn_int8_quantise(const float *x, uint32_t cols, int8_t *a, float *da, int16_t *asum)
 {
+    int q[KN_INT8_BLOCK];
     kn_assert(cols % KN_INT8_BLOCK == 0);
     for (uint32_t b = 0; b < cols / KN_INT8_BLOCK; b++, x += KN_INT8_BLOCK, a += KN_INT8_BLOCK) {
-        float amax = 0.0f;
-        for (int i = 0; i < KN_INT8_BLOCK; i++)
-            amax = fmaxf(amax, fabsf(x[i]));
-        bool zeros = amax < KN_INT8_AMAX_MIN;
-        float inverse = zeros ? 0.0f : 127.0f / amax;
         int sum[2] = {0, 0};
+        da[b] = block_codes(x, KN_INT8_MAX, q);
         for (int i = 0; i < KN_INT8_BLOCK; i++) {
-            a[i] = (int8_t)lrintf(x[i] * inverse);
-            sum[i / 16] += a[i];
+            a[i] = (int8_t)q[i];
+            sum[i / 16] += q[i];
         }
-        da[b] = zeros ? 0.0f : amax / 127.0f;
         asum[2 * b] = (int16_t)sum[0];
         asum[2 * b + 1] = (int16_t)sum[1];
+    }
+}
+
+void kn_int16_quantise(const float *x, uint32_t cols, int16_t *a, float *da, int32_t *asum)
+{
+    int q[KN_INT8_BLOCK];
+    kn_assert(cols % KN_INT8_BLOCK == 0);
+    for (uint32_t b = 0; b < cols / KN_INT8_BLOCK; b++, x += KN_INT8_BLOCK, a += KN_INT8_BLOCK) {
+        da[b] = block_codes(x, KN_INT16_MAX, q);
+        asum[2 * b] = asum[2 * b + 1] = 0;
+        for (uint32_t i = 0; i < KN_INT8_BLOCK; i++) {
+            a[i] = (int16_t)q[i];
+            asum[2 * b + i / 16] += q[i];
+        }
     }
 }

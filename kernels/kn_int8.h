@@ -1,6 +1,7 @@
 /* kn_int8.h: the one integer arithmetic of quantised weights. Every backend that multiplies
  * quantised weights with 8-bit activations gives these bits exactly: kn_ref_linear_q8 is the plain
- * form, and tests/kernels compares the fast ones with it bit for bit.
+ * form, and tests/kernels compares the fast ones with it bit for bit. With 16-bit activations it is
+ * the same rule with finer codes (4., kn_ref_linear_q16).
  *
  * 1. Activations. A row x of `cols` finite floats is cut in 32-blocks. Per block, all in f32:
  *
@@ -52,6 +53,19 @@
  * 15 bits: with |a| <= 127 it is exact for u <= 128; for the 128-biased formats use |w| and sign(a,
  * w) instead (isum is an exact integer: any way to it is fine).
  *
+ * 4. Activations of 16 bits. 32512 = 256 * 127 takes the place of 127, and nothing else changes:
+ *
+ *      da   = amax / 32512
+ *      a_i  = rne(x_i * (32512 / amax))     (lies in -32512..32512)
+ *      isum = sum of (u_i - zero) * a_i     (exact in int32: |isum| < 2^27; (float)isum rounds to
+ *                                            nearest even)
+ *      asum = sum of a_i                    (|asum| < 2^21: exact as a float)
+ *
+ *    Every such a_i is 255 * hi + lo with hi and lo in -127..127, in one way only. So a product of
+ * bytes computes it in two halves, isum = 255 * sum of (u_i - zero) * hi_i + sum of (u_i - zero) *
+ * lo_i, each exact and each with the operands of rule 3: neither half is ever -128, so what is said
+ * below of saturation holds for both. (With base 256, lo would have to be -128 at times.)
+ *
  * linear, row_logit and row_lse of a quantised weight all take these values (so a logit is the same
  * number from each of them); embed expands exactly as kn_dequant does. F32, F16 and BF16 weights do
  * not come here: they are widened exactly and summed in f32, ascending k (fused where the ISA has
@@ -66,6 +80,9 @@
 
 #define KN_INT8_BLOCK 32
 #define KN_INT8_AMAX_MIN 0x1p-100f
+#define KN_INT8_MAX 127
+#define KN_INT16_MAX 32512 /* KN_INT16_BASE * 127 + 127 */
+#define KN_INT16_BASE 255
 
 /* The constants of one format. */
 struct kn_int8_format {
@@ -101,7 +118,21 @@ void kn_int8_unpack(enum kn_type type, const void *row, uint32_t first, uint32_t
  * 32 == 0. */
 void kn_int8_quantise(const float *x, uint32_t cols, int8_t *a, float *da, int16_t *asum);
 
+/* The same by rule 4. */
+void kn_int16_quantise(const float *x, uint32_t cols, int16_t *a, float *da, int32_t *asum);
+
+/* A code of rule 4 as its two bytes. */
+static inline int8_t kn_int16_high(int a)
+{
+    return (int8_t)((a + 127 + 255 * 128) / 255 - 128); /* floor((a + 127) / 255) */
+}
+static inline int8_t kn_int16_low(int a)
+{
+    return (int8_t)(a - KN_INT16_BASE * kn_int16_high(a));
+}
+
 /* The plain form of the whole rule: out [rows][w->rows] = x [rows][w->cols] . w^T, no bias, for the
- * formats of the table above. In kernels/ref/linear_q8.c. */
+ * formats of the table above; with activations of 8 bits, and of 16. In kernels/ref/linear_q8.c. */
 void kn_ref_linear_q8(const struct kn_tensor *w, const float *x, uint32_t rows, float *out);
+void kn_ref_linear_q16(const struct kn_tensor *w, const float *x, uint32_t rows, float *out);
 #endif

@@ -148,6 +148,12 @@ int kn_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why
         why_len = sizeof scrap;
     }
     why[0] = '\0';
+    if (opt->activations != 0 && opt->activations != KN_ACTIVATIONS &&
+        opt->activations != KN_ACTIVATIONS_WIDE) {
+        snprintf(why, why_len, "activations: must be %d or %d bits, not %u", KN_ACTIVATIONS,
+                 KN_ACTIVATIONS_WIDE, opt->activations);
+        return KN_EINVALID;
+    }
     const char *name = opt->backend ? opt->backend : "auto";
     if (strcmp(name, "auto") == 0)
         return open_auto(ret, opt, why, why_len);

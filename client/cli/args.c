@@ -111,6 +111,8 @@ static const struct option_row options[] = {
     {"threads", 0, KIND_STRING, OPT_START, AT(threads), "N", "of a private daemon"},
     {"isa", 0, KIND_STRING, OPT_START, AT(isa), "NAME",
      "of a private daemon: the instruction set of its kernels"},
+    {"activations", 0, KIND_STRING, OPT_START, AT(activations), "BITS",
+     "of a private daemon: 8, or 16 for answers as without rounding"},
     {"kv-memory", 0, KIND_STRING, OPT_START, AT(kv_memory), "SIZE",
      "of a private daemon: bytes of all caches together"},
     {"force", 0, KIND_FLAG, OPT_PULL, AT(force), NULL, "fetch even if it is there"},

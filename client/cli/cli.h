@@ -25,16 +25,17 @@ struct size_arg {
 /* Everything the options can say. Zeroed, then filled with the library's defaults. */
 struct args {
     bool json, help;
-    uint64_t given;        /* bit i: row i of the table of options stood on the command line */
-    const char *socket;    /* NULL: the usual places, then a private daemon where allowed */
-    const char *model;     /* name or path */
-    const char *file;      /* -f: the prompt, or the text that goes before it */
-    const char *system;    /* system message */
-    const char *text_file; /* demo: the long text */
-    const char *html;      /* map: a file to write */
-    const char *threads;   /* private daemon: its threads, as backcastd takes them */
-    const char *isa;       /* private daemon: its isa */
-    const char *kv_memory; /* private daemon: its kv_memory */
+    uint64_t given;          /* bit i: row i of the table of options stood on the command line */
+    const char *socket;      /* NULL: the usual places, then a private daemon where allowed */
+    const char *model;       /* name or path */
+    const char *file;        /* -f: the prompt, or the text that goes before it */
+    const char *system;      /* system message */
+    const char *text_file;   /* demo: the long text */
+    const char *html;        /* map: a file to write */
+    const char *threads;     /* private daemon: its threads, as backcastd takes them */
+    const char *isa;         /* private daemon: its isa */
+    const char *activations; /* private daemon: bits of its activations */
+    const char *kv_memory;   /* private daemon: its kv_memory */
     bool raw, quiet, no_start, force, link, special, plain, pieces, bos, keys, tensors;
     uint32_t interval, count;
     const char *only; /* bench: the figures whose key has this in it; NULL: all */

@@ -479,6 +479,7 @@ int cmd_bench(struct args *a)
     struct private_options opt = {.model = a->model,
                                   .threads = a->threads,
                                   .isa = a->isa,
+                                  .activations = a->activations,
                                   .kv_memory = a->kv_memory,
                                   .bar = !a->quiet};
     struct err e = {0};

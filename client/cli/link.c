@@ -12,6 +12,7 @@ static int start_own(struct link *l, const struct args *a)
     struct private_options opt = {.model = a->model,
                                   .threads = a->threads,
                                   .isa = a->isa,
+                                  .activations = a->activations,
                                   .kv_memory = a->kv_memory,
                                   .bar = !a->quiet};
     struct err e = {0};

@@ -208,6 +208,10 @@ static int child_start(struct private_daemon *d, const struct private_options *o
         argv[n++] = word("--isa");
         argv[n++] = word(opt->isa);
     }
+    if (opt->activations != NULL) {
+        argv[n++] = word("--activations");
+        argv[n++] = word(opt->activations);
+    }
     if (opt->kv_memory != NULL) {
         argv[n++] = word("--kv-memory");
         argv[n++] = word(opt->kv_memory);

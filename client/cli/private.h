@@ -16,7 +16,7 @@ struct private_daemon;
 
 struct private_options {
     const char *model; /* path; NULL: the default model */
-    const char *threads, *isa,
+    const char *threads, *isa, *activations,
         *kv_memory; /* as backcastd's options take them; NULL: its defaults */
     bool bar;       /* show a bar while it loads, if stderr is a terminal */
 };

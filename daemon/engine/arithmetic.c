@@ -1,7 +1,8 @@
 /* arithmetic.c: the identity of the numbers: what a cached key or value depends on beside the weights
  * and the tokens. Two runs of equal identity compute the same bits; of different ones, perhaps not.
  *
- * It is a hash (FNV-1a) of the backend's and the instruction set's names and of the build: the ids
+ * It is a hash (FNV-1a) of the backend's and the instruction set's names, of the bits to which products
+ * round their inputs, and of the build: the ids
  * that the linker gave this program and every library of ours that it has loaded. */
 #include "core.h"
 #include <elf.h>
@@ -57,6 +58,7 @@ uint64_t models_arithmetic(const struct model_ref *m)
     uint64_t h = FNV_START;
     h = hash(h, m->kn->name, strlen(m->kn->name) + 1);
     h = hash(h, m->kn->isa, strlen(m->kn->isa) + 1);
+    h = hash(h, &m->kn->activations, sizeof m->kn->activations);
     dl_iterate_phdr(on_object, &h);
     return h;
 }

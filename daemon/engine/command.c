@@ -400,7 +400,8 @@ static void model_fill(const struct model_ref *m, struct report_model *r)
     snprintf(r->name, sizeof r->name, "%s", m->name);
     snprintf(r->family, sizeof r->family, "%s", mi->family);
     snprintf(r->path, sizeof r->path, "%s", m->path);
-    snprintf(r->backend, sizeof r->backend, "%s %s", m->kn->name, m->kn->isa);
+    char kernels[MODELS_KERNELS_LEN];
+    snprintf(r->backend, sizeof r->backend, "%s", models_kernels(m, kernels));
     snprintf(r->chat_template, sizeof r->chat_template, "%s", chat_name(m->chat));
 }
 

@@ -433,7 +433,10 @@ bool models_known(const struct model_ref *m);
 /* Loads the weights of one that is asleep, in the loader's thread. */
 void models_wake(struct engine *en, struct model_ref *m);
 void models_sleep(struct engine *en, struct model_ref *m); /* no page is out */
-/* What the numbers depend on beside weights and tokens: build, backend, instruction set. */
+/* The backend for people: "cpu avx512-vnni, 8-bit activations". Returns ret. */
+#define MODELS_KERNELS_LEN 64
+const char *models_kernels(const struct model_ref *m, char ret[MODELS_KERNELS_LEN]);
+/* What the numbers depend on beside weights and tokens: build, backend, instruction set, activations. */
 uint64_t models_arithmetic(const struct model_ref *m);
 void models_take_loaded(struct engine *en);
 int models_unload(struct engine *en, const char *name, struct err *e);

@@ -51,6 +51,7 @@ struct engine_options {
     const char *inject;        /* kn_options; NULL: nothing */
     uint32_t threads;
     bool pin;                       /* kn_options */
+    uint32_t activations;           /* kn_options */
     const char *default_model;      /* path; loaded by engine_open unless NULL */
     const char *default_model_name; /* "" or NULL: the file's */
     const struct engine_model_path
@@ -94,6 +95,8 @@ struct engine_model_path {
     const char *name, *path, *chat_template;
 };
 
+/* BC_EINVALID: no such number of bits for engine_options.activations. */
+int engine_activations_check(uint32_t bits, struct err *e);
 /* Opens the backend and the default model. */
 int engine_open(struct engine **ret, const struct engine_options *opt, struct err *e);
 int engine_start(struct engine *en, struct err *e); /* the intake and engine threads */
@@ -300,7 +303,7 @@ struct report_saved {
     uint64_t bytes, unix_seconds;
 };
 struct report_model {
-    char name[96], family[16], path[256], backend[48], chat_template[32];
+    char name[96], family[16], path[256], backend[64], chat_template[32];
     uint64_t bytes_weights, bytes_scratch, bytes_text;
     uint32_t context, sessions;
 };

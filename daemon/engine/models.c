@@ -312,6 +312,15 @@ static int backend_code(int kn_code)
     return kn_code == KN_ENOMEM ? BC_ENOMEM : kn_code == KN_EDEVICE ? BC_EDEVICE : BC_EUNSUPPORTED;
 }
 
+const char *models_kernels(const struct model_ref *m, char ret[MODELS_KERNELS_LEN])
+{
+    int n = snprintf(ret, MODELS_KERNELS_LEN, "%s %s", m->kn->name, m->kn->isa);
+    if (m->kn->activations != KN_ACTIVATIONS_FLOAT && n > 0 && n < MODELS_KERNELS_LEN)
+        snprintf(ret + n, (size_t)(MODELS_KERNELS_LEN - n), ", %u-bit activations",
+                 m->kn->activations);
+    return ret;
+}
+
 /* What stays: vocabulary and backend. */
 static int load_lasting(struct model_ref *m, const struct gguf *g, struct err *e)
 {
@@ -320,6 +329,7 @@ static int load_lasting(struct model_ref *m, const struct gguf *g, struct err *e
                             .isa = opt->isa,
                             .threads = opt->threads,
                             .pin = opt->pin,
+                            .activations = opt->activations,
                             .inject = opt->inject,
                             .waits = &m->watch->waits};
     char why[WHY_LEN] = "";
@@ -330,8 +340,9 @@ static int load_lasting(struct model_ref *m, const struct gguf *g, struct err *e
     if (rc < 0)
         return err_set(e, backend_code(rc), "backend", "backend %s: %s",
                        opt->backend != NULL ? opt->backend : "auto", why);
+    char kernels[MODELS_KERNELS_LEN];
     if (why[0] != '\0')
-        log_info("engine.models", "%s %s runs the kernels: %s", m->kn->name, m->kn->isa, why);
+        log_info("engine.models", "%s runs the kernels: %s", models_kernels(m, kernels), why);
     return BC_OK;
 }
 
@@ -366,6 +377,7 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
     MAGIC_OK(m, MODEL_REF_MAGIC);
     bc_assert(m->state == MODEL_LOADING);
     struct gguf *g = NULL;
+    char kernels[MODELS_KERNELS_LEN];
     uint64_t start = clock_us();
     m->err = (struct err){0};
     int rc = gguf_open(&g, m->path, &m->err);
@@ -388,8 +400,8 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
     ledger_set(&m->owner, LEDGER_weights, mi->bytes_weights);
     ledger_set(&m->owner, LEDGER_text, tok_bytes(m->tok));
     book_scratch(m);
-    log_info("engine.models", "%s: %s, %u layers, %zu bytes of weights on %s %s, %llu ms", m->name,
-             mi->family, mi->n_layers, mi->bytes_weights, m->kn->name, m->kn->isa,
+    log_info("engine.models", "%s: %s, %u layers, %zu bytes of weights on %s, %llu ms", m->name,
+             mi->family, mi->n_layers, mi->bytes_weights, models_kernels(m, kernels),
              (unsigned long long)(clock_us() - start) / 1000);
 }
 

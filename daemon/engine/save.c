@@ -251,7 +251,8 @@ void restore_done(struct engine *en, struct transfer *t)
     struct session *s = t->s;
     struct report *r = report_new(REP_OPENED, 0);
     if (spill_origin(t->sp).arithmetic != models_arithmetic(s->m))
-        log_info("engine.save", "%s: made by another build or on another processor",
+        log_info("engine.save",
+                 "%s: made by another build, on another processor or with other activations",
                  t->image->path);
     s->lodging.place = PLACE_HERE;
     s->last_use_us = engine_now(en);

@@ -29,7 +29,8 @@ bool amx_permit(char *why, size_t why_len)
 
 struct proof {
     struct tile_room tiles;
-    struct act_block x[PROOF_BLOCKS];
+    struct act_wide wide[PROOF_BLOCKS];
+    struct act_block x[PROOF_BLOCKS]; /* the high bytes alone */
     uint8_t codes[PROOF_BLOCKS * 512];
     float d[PROOF_BLOCKS * CPU_LANES], m[PROOF_BLOCKS * CPU_LANES];
     float got[CPU_ROWS][CPU_LANES], want[CPU_ROWS][CPU_LANES];
@@ -46,6 +47,20 @@ static float small(uint64_t *state)
     return (float)((int)(bits(state) % 2001) - 1000) * 0x1p-12f;
 }
 
+static void proof_row(struct act_block *x, struct act_wide *wide, uint32_t r, uint64_t *state)
+{
+    int32_t high = 0, low = 0;
+    for (int k = 0; k < KN_INT8_BLOCK; k++) {
+        x->a[r][k] = wide->high.a[r][k] = (int8_t)((int)(bits(state) % 255) - 127);
+        wide->low[r][k] = (int8_t)((int)(bits(state) % 255) - 127);
+        high += x->a[r][k];
+        low += wide->low[r][k];
+    }
+    float da = small(state);
+    act_row_set(x, r, da, (const int32_t[2]){high, 0}, false);
+    act_row_set(&wide->high, r, da, (const int32_t[2]){KN_INT16_BASE * high, low}, false);
+}
+
 static void proof_fill(struct proof *p)
 {
     uint64_t state = 1;
@@ -55,17 +70,9 @@ static void proof_fill(struct proof *p)
         p->d[i] = small(&state);
         p->m[i] = small(&state);
     }
-    for (struct act_block *x = p->x; x < p->x + PROOF_BLOCKS; x++)
-        for (int r = 0; r < CPU_ROWS; r++) {
-            int sum = 0;
-            for (int k = 0; k < KN_INT8_BLOCK; k++) {
-                x->a[r][k] = (int8_t)((int)(bits(&state) % 255) - 127);
-                sum += x->a[r][k];
-            }
-            x->da[r] = small(&state);
-            x->sa[r] = x->da[r] * (float)sum;
-            x->asum_neg[r] = -sum;
-        }
+    for (int b = 0; b < PROOF_BLOCKS; b++)
+        for (uint32_t r = 0; r < CPU_ROWS; r++)
+            proof_row(&p->x[b], &p->wide[b], r, &state);
 }
 
 /* n rows from `row` on, by mat and by the plain kernel. */
@@ -84,7 +91,7 @@ static bool proof_same(struct proof *p, const struct matmul_kernels *mat, struct
 }
 
 /* All forms, whole row blocks and parts. */
-static bool proof_run(struct proof *p, const struct matmul_kernels *mat)
+static bool proof_run(struct proof *p, const struct matmul_kernels *mat, bool wide)
 {
     static const int8_t table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                      1,    13,   25,  38,  53,  69,  89,  113};
@@ -106,7 +113,8 @@ static bool proof_run(struct proof *p, const struct matmul_kernels *mat)
                             .d = p->d,
                             .m = forms[i].has_min ? p->m : NULL,
                             .n_blocks = PROOF_BLOCKS,
-                            .x = p->x,
+                            .x = wide ? (const void *)p->wide : (const void *)p->x,
+                            .wide = wide,
                             .n_rows = CPU_ROWS,
                             .acc_stride = CPU_LANES};
         same = proof_same(p, mat, t);
@@ -124,7 +132,7 @@ static void child_run(struct proof *p, const struct matmul_kernels *mat)
     static const int faults[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
         signal(faults[i], SIG_DFL); /* the program's own handlers have no business here */
-    _exit(proof_run(p, mat) ? PROVEN : DISPROVEN);
+    _exit(proof_run(p, mat, false) && proof_run(p, mat, true) ? PROVEN : DISPROVEN);
 }
 
 bool amx_proves(const struct matmul_kernels *mat, char *why, size_t why_len)

@@ -114,9 +114,10 @@ static void room_carve(struct kn_cpu *c, struct carver *k)
     c->scratch = carve(k, c->kn.n_threads * sizeof *c->scratch);
     if (c->mat->begin)
         c->tiles = carve(k, c->kn.n_threads * sizeof *c->tiles);
-    c->stage.q8 = carve(k, STAGE_Q8_BYTES);
+    c->stage.q8 =
+        carve(k, STAGE_BLOCKS * (c->wide ? sizeof(struct act_wide) : sizeof(struct act_block)));
     c->stage.floats = carve(k, STAGE_FLOAT_BYTES);
-    if (c->mat->pairs)
+    if (c->mat->pairs && !c->wide) /* with 16 bits none is rounded */
         c->stage.pairs = carve(k, STAGE_FLOAT_BYTES / 2);
     c->lse = carve(k, 2 * LSE_SLICES * LSE_ROWS * sizeof(float));
     c->attn_part = carve(k, ATTN_PART_FLOATS * sizeof(float));
@@ -198,6 +199,7 @@ int kn_cpu_open(struct kn **ret, const struct kn_options *opt, char *why, size_t
     struct kn_cpu *c = calloc(1, sizeof *c);
     if (!c)
         goto no_memory;
+    c->wide = opt->activations == KN_ACTIVATIONS_WIDE;
     c->kn = (struct kn){.magic = KN_MAGIC, .ops = &cpu_ops, .name = "cpu"};
     c->kn.n_threads = opt->threads ? opt->threads : threads_default();
     c->kn.rows_read = ROWS_READ;
@@ -206,6 +208,7 @@ int kn_cpu_open(struct kn **ret, const struct kn_options *opt, char *why, size_t
     c->mat = isa->mat;
     c->attn = isa->attn;
     c->vec = isa->vec;
+    c->kn.activations = c->wide ? KN_ACTIVATIONS_WIDE : KN_ACTIVATIONS;
     strcpy(c->kn.isa, isa->mat->name);
     if (room_open(c) != KN_OK)
         goto no_room;

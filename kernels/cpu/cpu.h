@@ -22,14 +22,14 @@
 #define ATTN_STATE_FLOATS (1u << 18) /* their running states */
 #define ROPE_TABLES 2
 #define ROPE_TABLE_FLOATS (1u << 18)
-#define STAGE_Q8_BYTES (CPU_COLS_MAX / KN_INT8_BLOCK * sizeof(struct act_block))
+#define STAGE_BLOCKS (CPU_COLS_MAX / KN_INT8_BLOCK) /* of 16 rows, staged at a time */
 #define STAGE_FLOAT_BYTES ((size_t)CPU_COLS_MAX * CPU_ROWS * sizeof(float))
 
 /* Rows of x, ready for the kernels: row r is row r % CPU_ROWS of row block r / CPU_ROWS. */
 struct stage {
     uint32_t rows, cols, n_blocks;
-    struct act_block *q8; /* [row blocks][n_blocks] */
-    float *floats;        /* [row blocks][cols][CPU_ROWS] */
+    void *q8;        /* [row blocks][n_blocks] of struct act_block or act_wide */
+    float *floats;   /* [row blocks][cols][CPU_ROWS] */
     uint32_t *pairs; /* [row blocks][(cols + 1) / 2][CPU_ROWS]; NULL: BF16 weights take floats */
 };
 
@@ -72,6 +72,7 @@ struct kn_cpu {
     const struct matmul_kernels *mat;
     const struct attn_kernels *attn;
     const struct vec_kernels *vec;
+    bool wide; /* activations of 16 bits: blocks are of struct act_wide */
     struct team *team;
     struct slab_set slabs;
     struct cpu_scratch *scratch; /* [n_threads] */
@@ -87,6 +88,13 @@ struct kn_cpu {
     size_t room_bytes;
 };
 #define CPU_MAGIC 0x6b6e6370u
+
+/* Block b of row block `block` of the stage. */
+static inline void *cpu_staged(const struct kn_cpu *c, uint32_t block, uint32_t b)
+{
+    size_t bytes = c->wide ? sizeof(struct act_wide) : sizeof(struct act_block);
+    return (uint8_t *)c->stage.q8 + ((size_t)block * c->stage.n_blocks + b) * bytes;
+}
 
 static inline struct kn_cpu *cpu_of(struct kn *kn)
 {

@@ -26,7 +26,7 @@ int cpu_weight_load(struct kn *kn, const struct kn_tensor *src, struct kn_weight
     struct kn_weight *w = malloc(sizeof *w);
     if (!w)
         return KN_ENOMEM;
-    int code = pack_plan(w, src, c->mat->pairs != NULL);
+    int code = pack_plan(w, src, c->stage.pairs != NULL);
     if (code != KN_OK)
         goto fail;
     code = KN_ENOMEM;

@@ -32,6 +32,13 @@ struct act_block {
     int32_t asum_neg_half[2][CPU_ROWS];
 };
 
+/* The same with activations of 16 bits: the act_block holds their high bytes, and scales and sums of the
+ * whole codes; behind it lie the low bytes. */
+struct act_wide {
+    struct act_block high;
+    int8_t low[CPU_ROWS][KN_INT8_BLOCK];
+};
+
 /* A row's scale and what follows from it and the sums of its two halves. */
 static inline void act_row_set(struct act_block *t, uint32_t row, float da, const int32_t sum[2],
                                bool halves)
@@ -96,7 +103,8 @@ struct q8_tile {
     const uint8_t *codes; /* of the first block; 64-byte aligned */
     const float *d, *m;   /* [n_blocks][n_sub][16]; m only for *_MIN */
     uint32_t n_blocks;
-    const struct act_block *x;
+    const void *x; /* [n_blocks] of struct act_block, or if `wide` of struct act_wide */
+    bool wide;
     uint32_t row, n_rows;    /* rows of x's row block; row + n_rows <= CPU_ROWS */
     float *acc;              /* of row `row` */
     size_t acc_stride;       /* floats from a row to the next */
@@ -180,6 +188,8 @@ struct matmul_kernels {
     /* Row `row` of the row block at blocks; halves: fill the [2] members, too. */
     void (*quantise)(const float *x, uint32_t n_blocks, struct act_block *blocks, uint32_t row,
                      bool halves);
+    void (*quantise_wide)(const float *x, uint32_t n_blocks, struct act_wide *blocks, uint32_t row,
+                          bool halves);
     /* Not NULL: BF16 weights are multiplied as bf16. Rounds a row of x to it, pair k to to[k * CPU_ROWS]; an odd last
      * column has a 0 beside it. */
     void (*pairs)(const float *x, uint32_t cols, uint32_t *to);

@@ -27,9 +27,10 @@ static void stage_rows(void *ctx, unsigned thread, uint32_t first, uint32_t end)
     for (uint32_t r = first; r < end; r++) {
         const float *x = j->x + (size_t)r * s->cols;
         uint32_t block = r / CPU_ROWS, row = r % CPU_ROWS;
-        if (j->q8)
-            j->c->mat->quantise(x, s->n_blocks, s->q8 + (size_t)block * s->n_blocks, row,
-                                j->halves);
+        if (j->q8 && j->c->wide)
+            j->c->mat->quantise_wide(x, s->n_blocks, cpu_staged(j->c, block, 0), row, j->halves);
+        else if (j->q8)
+            j->c->mat->quantise(x, s->n_blocks, cpu_staged(j->c, block, 0), row, j->halves);
         if (j->pairs)
             j->c->mat->pairs(x, s->cols,
                              s->pairs + (size_t)block * ((s->cols + 1) / 2) * CPU_ROWS + row);
@@ -44,7 +45,7 @@ static void stage_rows(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 uint32_t stage_fit(uint32_t cols)
 {
     uint32_t n_blocks = (cols + KN_INT8_BLOCK - 1) / KN_INT8_BLOCK;
-    size_t q8 = STAGE_Q8_BYTES / (n_blocks * sizeof(struct act_block));
+    size_t q8 = STAGE_BLOCKS / n_blocks;
     size_t floats = STAGE_FLOAT_BYTES / ((size_t)cols * CPU_ROWS * sizeof(float));
     size_t blocks = KN_MIN(q8, floats);
     return (uint32_t)KN_MIN(blocks * CPU_ROWS, (size_t)STAGE_ROWS);
@@ -116,6 +117,7 @@ static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
                         .table = w->format->table,
                         .d = room->d,
                         .m = w->format->has_min ? room->m : NULL,
+                        .wide = c->wide,
                         .acc_stride = d->acc_stride,
                         .tiles = c->tiles ? &c->tiles[thread] : NULL};
     for (uint32_t b = 0; b < s->n_blocks; b += CPU_K_BLOCKS) {
@@ -126,7 +128,7 @@ static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
         for (uint32_t r = d->row; r < d->row + d->n_rows; r += t.n_rows) {
             t.row = r % CPU_ROWS;
             t.n_rows = KN_MIN(CPU_ROWS - t.row, d->row + d->n_rows - r);
-            t.x = s->q8 + (size_t)(r / CPU_ROWS) * s->n_blocks + b;
+            t.x = cpu_staged(c, r / CPU_ROWS, b);
             t.acc = d->acc + (r - d->row) * d->acc_stride;
             ahead_ask(&ahead);
             c->mat->q8(&t);

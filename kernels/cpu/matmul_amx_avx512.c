@@ -7,6 +7,7 @@ const struct matmul_kernels matmul_amx = {.name = "amx-int8",
                                           .floats = floats_bf16,
                                           .scales = scales_avx512,
                                           .quantise = quantise_avx512,
+                                          .quantise_wide = quantise_wide_avx512,
                                           .pairs = pairs_bf16,
                                           .begin = begin,
                                           .end = end};

@@ -6,6 +6,8 @@
  *     sum = C - zero * asum                          the same integer as matmul_avx512.c's
  *     acc = fma(D * da, float(sum), acc);  acc = fma(M, sa, acc)        blocks ascending
  *
+ * With 16-bit activations there are two A, high and low bytes, and sum = C_low + 255 * C_high - zero * asum.
+ *
  * so every output has the bits of the integer rule, and it does not matter which rows come here and which go to
  * VPDPBUSD: few rows do, and formats with two sub-blocks of 16, for which a tile would be half empty. 4-bit codes
  * become bytes once for all row blocks that use them.
@@ -15,7 +17,8 @@
 #include "tiles.h"
 #include <immintrin.h>
 
-/* Two of each, in turn: one block's product runs while the other's sums are scaled. */
+/* Two of each, in turn: one block's product runs while the other's sums are scaled; of 16-bit activations, A and C of
+ * high bytes and of low ones. */
 static const struct tile_config shapes = {
     .palette = 1,
     .bytes = {TILE_BYTES, TILE_BYTES, KN_INT8_BLOCK, KN_INT8_BLOCK, TILE_BYTES, TILE_BYTES},
@@ -84,6 +87,31 @@ static const uint8_t *codes_of(const struct q8_tile *t)
         TILE_STORE(room, tc, (room)->sums[tc], TILE_BYTES);                                        \
     } while (0)
 
+/* Block x's integer sums of high and of low bytes, to room->sums[0] and [1]. */
+#define SUMS_WIDE(room, x, codes)                                                                  \
+    do {                                                                                           \
+        TILE_LOAD(room, 4, codes, TILE_STRIDE_WEIGHTS);                                            \
+        TILE_LOAD(room, 2, (x)->high.a, KN_INT8_BLOCK);                                            \
+        TILE_LOAD(room, 3, (x)->low, KN_INT8_BLOCK);                                               \
+        TILE_ZERO(room, 0);                                                                        \
+        TILE_ZERO(room, 1);                                                                        \
+        TILE_DOT(room, 0, 2, 4);                                                                   \
+        TILE_DOT(room, 1, 3, 4);                                                                   \
+        TILE_STORE(room, 0, (room)->sums[0], TILE_BYTES);                                          \
+        TILE_STORE(room, 1, (room)->sums[1], TILE_BYTES);                                          \
+    } while (0)
+
+/* Sums of high and low bytes to those of the whole codes, in sums[0]. */
+INLINE void sums_join(int32_t (*sums)[CPU_ROWS][CPU_LANES])
+{
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; r++) {
+        __m512i high = _mm512_load_si512(sums[0][r]), low = _mm512_load_si512(sums[1][r]);
+        high = _mm512_sub_epi32(_mm512_slli_epi32(high, 8), high);
+        _mm512_store_si512(sums[0][r], _mm512_add_epi32(high, low));
+    }
+}
+
 /* acc continues over one block whose sums are there. */
 INLINE void scale(const bool has_min, const struct q8_tile *t, const struct act_block *x,
                   uint32_t b, int32_t (*sums)[CPU_LANES], __m512 acc[16])
@@ -109,10 +137,12 @@ INLINE void scale(const bool has_min, const struct q8_tile *t, const struct act_
 }
 
 /* All 16 rows of the row block are computed (what is not asked for is whatever was staged before, and dropped). */
-INLINE void rows_run(const bool has_min, const struct q8_tile *t)
+INLINE void rows_run(const bool has_min, const bool wide, const struct q8_tile *t)
 {
     struct tile_room *room = t->tiles;
     const uint8_t *codes = codes_of(t);
+    const struct act_block *x = t->x;
+    const struct act_wide *xw = t->x;
     uint32_t b = 0, end_row = t->row + t->n_rows;
     __m512 acc[16];
 #pragma GCC unroll 16
@@ -121,15 +151,20 @@ INLINE void rows_run(const bool has_min, const struct q8_tile *t)
         if (r >= t->row && r < end_row)
             acc[r] = _mm512_loadu_ps(t->acc + (r - t->row) * t->acc_stride);
     }
+    for (; wide && b < t->n_blocks; b++) {
+        SUMS_WIDE(room, &xw[b], codes + b * 512);
+        sums_join(room->sums);
+        scale(has_min, t, &xw[b].high, b, room->sums[0], acc);
+    }
     for (; b + 2 <= t->n_blocks; b += 2) {
-        SUMS(room, &t->x[b], codes + b * 512, 0, 2, 4);
-        SUMS(room, &t->x[b + 1], codes + (b + 1) * 512, 1, 3, 5);
-        scale(has_min, t, &t->x[b], b, room->sums[0], acc);
-        scale(has_min, t, &t->x[b + 1], b + 1, room->sums[1], acc);
+        SUMS(room, &x[b], codes + b * 512, 0, 2, 4);
+        SUMS(room, &x[b + 1], codes + (b + 1) * 512, 1, 3, 5);
+        scale(has_min, t, &x[b], b, room->sums[0], acc);
+        scale(has_min, t, &x[b + 1], b + 1, room->sums[1], acc);
     }
     if (b < t->n_blocks) {
-        SUMS(room, &t->x[b], codes + b * 512, 0, 2, 4);
-        scale(has_min, t, &t->x[b], b, room->sums[0], acc);
+        SUMS(room, &x[b], codes + b * 512, 0, 2, 4);
+        scale(has_min, t, &x[b], b, room->sums[0], acc);
     }
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < 16; r++)
@@ -143,7 +178,7 @@ static void q8_amx(const struct q8_tile *t)
     if (halves || t->n_rows < CPU_TILE_ROWS_MIN || !t->tiles || !t->tiles->on)
         q8_avx512(t);
     else if (t->m)
-        rows_run(true, t);
+        t->wide ? rows_run(true, true, t) : rows_run(true, false, t);
     else
-        rows_run(false, t);
+        t->wide ? rows_run(false, true, t) : rows_run(false, false, t);
 }

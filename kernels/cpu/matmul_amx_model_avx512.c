@@ -8,5 +8,6 @@ const struct matmul_kernels matmul_amx_model = {.name = "amx-model",
                                                 .floats = floats_avx512,
                                                 .scales = scales_avx512,
                                                 .quantise = quantise_avx512,
+                                                .quantise_wide = quantise_wide_avx512,
                                                 .begin = begin,
                                                 .end = end};

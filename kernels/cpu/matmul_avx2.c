@@ -9,7 +9,8 @@
  * side and sign(a, w) the signed one: 128 * 127 * 2 = 32512 < 32768, and VPMADDWD follows every
  * step.
  *
- * Both are exact, so the result is the one of kn_int8.h. */
+ * Both are exact, so the result is the one of kn_int8.h. High and low bytes of 16-bit activations are as small as those
+ * of 8 bits: the same is done with both, sum = low + 255 * high. */
 #include "matmul_x86.h"
 #include <immintrin.h>
 
@@ -38,9 +39,10 @@ INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, unsigned c, con
 /* Keeps the compiler from gathering all products of a block before the first sum: there are 16 registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
 
-/* Chunks first .. first + 3 for n rows: 16-bit sums for NIB, 32-bit ones else. */
+/* Chunks first .. first + 3 with these bytes of n rows: 16-bit sums for NIB, 32-bit ones else. */
 INLINE void dots4(const struct kind k, const uint8_t *half, const struct act_at *x,
-                  const unsigned first, const uint32_t n, const struct consts *c, __m256i *sum)
+                  const size_t bytes, const unsigned first, const uint32_t n,
+                  const struct consts *c, __m256i *sum)
 {
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 4
@@ -49,7 +51,7 @@ INLINE void dots4(const struct kind k, const uint8_t *half, const struct act_at 
         __m256i wide = k.codes == NIB ? w : _mm256_abs_epi8(w);
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < n; r++) {
-            __m256i a = _mm256_set1_epi32(act_codes(x, r, i));
+            __m256i a = _mm256_set1_epi32(act_codes(x, bytes, r, i));
             if (k.codes == NIB)
                 sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, a));
             else
@@ -61,20 +63,34 @@ INLINE void dots4(const struct kind k, const uint8_t *half, const struct act_at 
     }
 }
 
-/* int32 dot products of n rows with sub-block s of one block. */
-INLINE void dots(const struct kind k, const uint8_t *half, const struct act_at *x, unsigned s,
-                 const uint32_t n, const struct consts *c, __m256i *sum)
+/* int32 dot products of these bytes of n rows with sub-block s of one block. */
+INLINE void dots_bytes(const struct kind k, const uint8_t *half, const struct act_at *x,
+                       const size_t bytes, const unsigned s, const uint32_t n,
+                       const struct consts *c, __m256i *sum)
 {
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < n; r++)
         sum[r] = _mm256_setzero_si256();
-    dots4(k, half, x, s * 4, n, c, sum);
+    dots4(k, half, x, bytes, s * 4, n, c, sum);
     if (k.n_sub == 1)
-        dots4(k, half, x, 4, n, c, sum);
+        dots4(k, half, x, bytes, 4, n, c, sum);
     if (k.codes == NIB)
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < n; r++)
             sum[r] = _mm256_madd_epi16(sum[r], _mm256_set1_epi16(1));
+}
+
+INLINE void dots(const struct kind k, const uint8_t *half, const struct act_at *x, const unsigned s,
+                 const uint32_t n, const struct consts *c, __m256i *sum)
+{
+    __m256i high[4];
+    dots_bytes(k, half, x, ACT_HIGH, s, n, c, k.wide ? high : sum);
+    if (!k.wide)
+        return;
+    dots_bytes(k, half, x, ACT_LOW, s, n, c, sum);
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < n; r++)
+        sum[r] = _mm256_add_epi32(sum[r], _mm256_sub_epi32(_mm256_slli_epi32(high[r], 8), high[r]));
 }
 
 /* acc += sub-block s for n rows. d, m: of this half's outputs. */
@@ -121,7 +137,7 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
             d += CPU_LANES;
             m += CPU_LANES;
         }
-        act_next(&x);
+        act_next(k, &x);
     }
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < n * n_h; i++)
@@ -318,8 +334,47 @@ static void quantise_avx2(const float *x, uint32_t n_blocks, struct act_block *b
     }
 }
 
+/* 8 codes of rule 4 to whole numbers of their high and low bytes. */
+INLINE void bytes_split(__m256i a, __m256i *high, __m256i *low)
+{
+    /* a / 255 is never half way between two whole numbers, nor nearer to it than 1 / 510 */
+    *high = _mm256_cvtps_epi32(
+        _mm256_mul_ps(_mm256_cvtepi32_ps(a), _mm256_set1_ps(1.0f / KN_INT16_BASE)));
+    *low = _mm256_sub_epi32(a, _mm256_sub_epi32(_mm256_slli_epi32(*high, 8), *high));
+}
+
+static void quantise_wide_avx2(const float *x, uint32_t n_blocks, struct act_wide *blocks,
+                               uint32_t row, bool halves)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    for (uint32_t b = 0; b < n_blocks; b++, x += KN_INT8_BLOCK) {
+        struct act_wide *t = &blocks[b];
+        __m256 v[4], top = _mm256_setzero_ps();
+        __m256i high[4], low[4];
+        int32_t sum[2];
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm256_loadu_ps(x + i * 8);
+            top = _mm256_max_ps(top, _mm256_andnot_ps(sign, v[i]));
+        }
+        float amax = max8(top);
+        bool zeros = amax < KN_INT8_AMAX_MIN;
+        __m256 inverse = _mm256_set1_ps(zeros ? 0.0f : (float)KN_INT16_MAX / amax);
+        for (int i = 0; i < 4; i++)
+            bytes_split(_mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse)), &high[i], &low[i]);
+        for (int i = 0; i < 2; i++) {
+            __m128i h = bytes16(high[2 * i], high[2 * i + 1]);
+            __m128i l = bytes16(low[2 * i], low[2 * i + 1]);
+            _mm_storeu_si128((__m128i *)(t->high.a[row] + i * 16), h);
+            _mm_storeu_si128((__m128i *)(t->low[row] + i * 16), l);
+            sum[i] = KN_INT16_BASE * sum16(h) + sum16(l);
+        }
+        act_row_set(&t->high, row, zeros ? 0.0f : amax / (float)KN_INT16_MAX, sum, halves);
+    }
+}
+
 const struct matmul_kernels matmul_avx2 = {.name = "avx2",
                                            .q8 = q8_avx2,
                                            .floats = floats_avx2,
                                            .scales = scales_avx2,
-                                           .quantise = quantise_avx2};
+                                           .quantise = quantise_avx2,
+                                           .quantise_wide = quantise_wide_avx2};

@@ -9,6 +9,9 @@
  *     sum  += w[c] . x[c]      c = 0..7
  *     acc   = fma(D * da, float(sum), acc);  acc = fma(M, sa, acc)
  *
+ * With 16-bit activations sixteen, on high and low bytes: sum = low + 255 * high = low + (high << 8) - high. (VPDPWSSD
+ * on codes of 16 bits would take as many, and twice the registers of weights.)
+ *
  * The codes stay in registers for up to 16 rows: 8 (codes) + 2 (D, M) + 16 (acc) of 32. */
 #include "matmul_x86.h"
 #include <immintrin.h>
@@ -39,15 +42,25 @@ INLINE void codes_load(enum codes codes, const uint8_t *p, __m512i table, __m512
     }
 }
 
-/* Chunks first .. first + 3 of row r, on two chains. */
-INLINE void dots4(const __m512i *w, const struct act_at *x, uint32_t r, const unsigned first,
-                  __m512i *even, __m512i *odd)
+/* Chunks first .. first + 3 with these bytes of row r, on two chains. */
+INLINE void dots4(const __m512i *w, const struct act_at *x, const size_t bytes, uint32_t r,
+                  const unsigned first, __m512i sum[2])
 {
-#pragma GCC unroll 2
-    for (unsigned c = first; c < first + 4; c += 2) {
-        *even = _mm512_dpbusd_epi32(*even, w[c], _mm512_set1_epi32(act_codes(x, r, c)));
-        *odd = _mm512_dpbusd_epi32(*odd, w[c + 1], _mm512_set1_epi32(act_codes(x, r, c + 1)));
-    }
+#pragma GCC unroll 4
+    for (unsigned c = first; c < first + 4; c++)
+        sum[c % 2] =
+            _mm512_dpbusd_epi32(sum[c % 2], w[c], _mm512_set1_epi32(act_codes(x, bytes, r, c)));
+}
+
+/* start + all of sub-block s. */
+INLINE __m512i dots_bytes(const struct kind k, const __m512i *w, const struct act_at *x,
+                          const size_t bytes, const unsigned s, uint32_t r, __m512i start)
+{
+    __m512i sum[2] = {start, _mm512_setzero_si512()};
+    dots4(w, x, bytes, r, s * 4, sum);
+    if (k.n_sub == 1)
+        dots4(w, x, bytes, r, 4, sum);
+    return _mm512_add_epi32(sum[0], sum[1]);
 }
 
 /* act_asum_neg of all rows, of a whole row block. */
@@ -61,15 +74,16 @@ INLINE __m512i act_asums_neg(const struct kind k, const struct act_at *x, unsign
 INLINE __m512i dots(const struct kind k, const __m512i *w, const struct act_at *x, unsigned s,
                     uint32_t r, __m128i shift, const int32_t *start)
 {
-    __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
+    __m512i from = _mm512_setzero_si512(), high;
     if (start)
-        even = _mm512_set1_epi32(start[r]);
+        from = _mm512_set1_epi32(start[r]);
     else if (!k.has_min)
-        even = _mm512_sll_epi32(_mm512_set1_epi32(act_asum_neg(k, x, s, r)), shift);
-    dots4(w, x, r, s * 4, &even, &odd);
-    if (k.n_sub == 1)
-        dots4(w, x, r, 4, &even, &odd);
-    return _mm512_add_epi32(even, odd);
+        from = _mm512_sll_epi32(_mm512_set1_epi32(act_asum_neg(k, x, s, r)), shift);
+    if (!k.wide)
+        return dots_bytes(k, w, x, ACT_HIGH, s, r, from);
+    high = dots_bytes(k, w, x, ACT_HIGH, s, r, _mm512_setzero_si512());
+    from = _mm512_sub_epi32(from, high);
+    return _mm512_add_epi32(dots_bytes(k, w, x, ACT_LOW, s, r, from), _mm512_slli_epi32(high, 8));
 }
 
 /* n rows, from row `first` of the tile on; n is known to the compiler. */
@@ -111,7 +125,7 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
                 if (k.has_min)
                     acc[r] = _mm512_fmadd_ps(m[i], _mm512_set1_ps(act_sa(k, &x, i, r)), acc[r]);
             }
-        act_next(&x);
+        act_next(k, &x);
     }
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < n; r++)
@@ -286,8 +300,38 @@ void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block *blocks
     }
 }
 
+/* 16 codes of rule 4 to their high and low bytes. */
+INLINE void bytes_split(__m512i a, int8_t *high, int8_t *low)
+{
+    /* a / 255 is never half way between two whole numbers, nor nearer to it than 1 / 510 */
+    __m512i h = _mm512_cvtps_epi32(
+        _mm512_mul_ps(_mm512_cvtepi32_ps(a), _mm512_set1_ps(1.0f / KN_INT16_BASE)));
+    __m512i l = _mm512_sub_epi32(a, _mm512_sub_epi32(_mm512_slli_epi32(h, 8), h));
+    _mm_storeu_si128((__m128i *)high, _mm512_cvtepi32_epi8(h));
+    _mm_storeu_si128((__m128i *)low, _mm512_cvtepi32_epi8(l));
+}
+
+void quantise_wide_avx512(const float *x, uint32_t n_blocks, struct act_wide *blocks, uint32_t row,
+                          bool halves)
+{
+    for (uint32_t b = 0; b < n_blocks; b++, x += KN_INT8_BLOCK) {
+        struct act_wide *t = &blocks[b];
+        __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+        float amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x0), _mm512_abs_ps(x1)));
+        bool zeros = amax < KN_INT8_AMAX_MIN;
+        __m512 inverse = _mm512_set1_ps(zeros ? 0.0f : (float)KN_INT16_MAX / amax);
+        __m512i a0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, inverse));
+        __m512i a1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, inverse));
+        bytes_split(a0, t->high.a[row], t->low[row]);
+        bytes_split(a1, t->high.a[row] + 16, t->low[row] + 16);
+        const int32_t sum[2] = {_mm512_reduce_add_epi32(a0), _mm512_reduce_add_epi32(a1)};
+        act_row_set(&t->high, row, zeros ? 0.0f : amax / (float)KN_INT16_MAX, sum, halves);
+    }
+}
+
 const struct matmul_kernels matmul_avx512 = {.name = "avx512-vnni",
                                              .q8 = q8_avx512,
                                              .floats = floats_avx512,
                                              .scales = scales_avx512,
-                                             .quantise = quantise_avx512};
+                                             .quantise = quantise_avx512,
+                                             .quantise_wide = quantise_wide_avx512};

@@ -91,7 +91,7 @@ static void pairs_tile(const struct float_tile *t)
 
 void floats_bf16(const struct float_tile *t)
 {
-    if (t->type == KN_BF16)
+    if (t->pairs)
         pairs_tile(t);
     else
         floats_avx512(t);
@@ -117,4 +117,5 @@ const struct matmul_kernels matmul_avx512bf16 = {.name = "avx512-vnni-bf16",
                                                  .floats = floats_bf16,
                                                  .scales = scales_avx512,
                                                  .quantise = quantise_avx512,
+                                                 .quantise_wide = quantise_wide_avx512,
                                                  .pairs = pairs_bf16};

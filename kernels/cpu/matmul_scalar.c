@@ -20,19 +20,31 @@ static void codes_expand(const struct q8_tile *t, uint32_t block,
         }
 }
 
+/* Codes of one row in its block; high and low bytes become whole numbers again. */
+static void acts_expand(const struct q8_tile *t, const struct act_block *x, uint32_t row,
+                        int a[KN_INT8_BLOCK])
+{
+    const int8_t *low = t->wide ? ((const struct act_wide *)(const void *)x)->low[row] : NULL;
+    for (unsigned k = 0; k < KN_INT8_BLOCK; k++)
+        a[k] = low ? KN_INT16_BASE * x->a[row][k] + low[k] : x->a[row][k];
+}
+
 static void block_add(const struct q8_tile *t, uint32_t block, unsigned n_sub, bool has_min,
                       int16_t q[KN_INT8_BLOCK][CPU_LANES])
 {
-    const struct act_block *x = t->x + block;
+    const struct act_block *x = t->wide ? &((const struct act_wide *)t->x + block)->high
+                                        : (const struct act_block *)t->x + block;
     unsigned len = KN_INT8_BLOCK / n_sub;
     for (uint32_t r = t->row; r < t->row + t->n_rows; r++) {
         float *acc = t->acc + (r - t->row) * t->acc_stride;
+        int a[KN_INT8_BLOCK];
+        acts_expand(t, x, r, a);
         for (unsigned s = 0; s < n_sub; s++) {
             const float *d = t->d + ((size_t)block * n_sub + s) * CPU_LANES;
             int32_t sum[CPU_LANES] = {0};
             for (unsigned k = s * len; k < (s + 1) * len; k++)
                 for (unsigned lane = 0; lane < CPU_LANES; lane++)
-                    sum[lane] += q[k][lane] * x->a[r][k];
+                    sum[lane] += q[k][lane] * a[k];
             for (unsigned lane = 0; lane < CPU_LANES; lane++)
                 acc[lane] = fmaf(d[lane] * x->da[r], (float)sum[lane], acc[lane]);
             if (!has_min)
@@ -133,8 +145,26 @@ static void quantise_scalar(const float *x, uint32_t n_blocks, struct act_block 
     }
 }
 
+static void quantise_wide_scalar(const float *x, uint32_t n_blocks, struct act_wide *blocks,
+                                 uint32_t row, bool halves)
+{
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        struct act_wide *t = &blocks[b];
+        int16_t a[KN_INT8_BLOCK];
+        int32_t sum[2];
+        float da;
+        kn_int16_quantise(x + (size_t)b * KN_INT8_BLOCK, KN_INT8_BLOCK, a, &da, sum);
+        for (unsigned k = 0; k < KN_INT8_BLOCK; k++) {
+            t->high.a[row][k] = kn_int16_high(a[k]);
+            t->low[row][k] = kn_int16_low(a[k]);
+        }
+        act_row_set(&t->high, row, da, sum, halves);
+    }
+}
+
 const struct matmul_kernels matmul_scalar = {.name = "scalar",
                                              .q8 = q8_scalar,
                                              .floats = floats_scalar,
                                              .scales = scales_scalar,
-                                             .quantise = quantise_scalar};
+                                             .quantise = quantise_scalar,
+                                             .quantise_wide = quantise_wide_scalar};

@@ -14,34 +14,42 @@ struct kind {
     enum codes codes;
     unsigned n_sub;
     bool has_min;
+    bool wide; /* activations of 16 bits */
 };
 
-/* Calls run(kind, t) with the kind of t's form as a constant. */
+/* Calls run(kind, t) with the kind of t's form and activations as a constant. */
 #define KIND_SWITCH(t, run)                                                                        \
+    if ((t)->wide) {                                                                               \
+        FORM_SWITCH(t, run, true)                                                                  \
+    } else {                                                                                       \
+        FORM_SWITCH(t, run, false)                                                                 \
+    }
+
+#define FORM_SWITCH(t, run, wide)                                                                  \
     switch ((t)->form) {                                                                           \
     case FORM_NIB:                                                                                 \
-        run((struct kind){NIB, 1, false}, t);                                                      \
+        run((struct kind){NIB, 1, false, wide}, t);                                                \
         break;                                                                                     \
     case FORM_NIB_MIN:                                                                             \
-        run((struct kind){NIB, 1, true}, t);                                                       \
+        run((struct kind){NIB, 1, true, wide}, t);                                                 \
         break;                                                                                     \
     case FORM_NIB_2:                                                                               \
-        run((struct kind){NIB, 2, false}, t);                                                      \
+        run((struct kind){NIB, 2, false, wide}, t);                                                \
         break;                                                                                     \
     case FORM_NIB_2_MIN:                                                                           \
-        run((struct kind){NIB, 2, true}, t);                                                       \
+        run((struct kind){NIB, 2, true, wide}, t);                                                 \
         break;                                                                                     \
     case FORM_TABLE:                                                                               \
-        run((struct kind){TABLE, 1, false}, t);                                                    \
+        run((struct kind){TABLE, 1, false, wide}, t);                                              \
         break;                                                                                     \
     case FORM_BYTE:                                                                                \
-        run((struct kind){BYTE, 1, false}, t);                                                     \
+        run((struct kind){BYTE, 1, false, wide}, t);                                               \
         break;                                                                                     \
     case FORM_BYTE_MIN:                                                                            \
-        run((struct kind){BYTE, 1, true}, t);                                                      \
+        run((struct kind){BYTE, 1, true, wide}, t);                                                \
         break;                                                                                     \
     case FORM_BYTE_2:                                                                              \
-        run((struct kind){BYTE, 2, false}, t);                                                     \
+        run((struct kind){BYTE, 2, false, wide}, t);                                               \
         break;                                                                                     \
     }
 
@@ -51,6 +59,8 @@ void floats_avx512(const struct float_tile *t);
 void scales_avx512(const struct scale_src *s, float *d, float *m);
 void quantise_avx512(const float *x, uint32_t n_blocks, struct act_block *blocks, uint32_t row,
                      bool halves);
+void quantise_wide_avx512(const float *x, uint32_t n_blocks, struct act_wide *blocks, uint32_t row,
+                          bool halves);
 
 /* The first of a kernel's rows in the present block: its codes, and act_block's arrays of one number a
  * row, shifted to it. Row r and every array are at constant distances. */
@@ -59,22 +69,28 @@ struct act_at {
     const char *rest;
 };
 
-INLINE struct act_at act_first(const struct act_block *x, uint32_t row)
+INLINE struct act_at act_first(const void *blocks, uint32_t row)
 {
+    const struct act_block *x = blocks;
     return (struct act_at){x->a[row], (const char *)x + row * sizeof(float)};
 }
 
-INLINE void act_next(struct act_at *x)
+INLINE void act_next(const struct kind k, struct act_at *x)
 {
-    x->a += sizeof(struct act_block);
-    x->rest += sizeof(struct act_block);
+    const size_t step = k.wide ? sizeof(struct act_wide) : sizeof(struct act_block);
+    x->a += step;
+    x->rest += step;
 }
 
+/* Which bytes of the activations: all that there is with 8 bits, else the high or the low ones. */
+#define ACT_HIGH offsetof(struct act_block, a)
+#define ACT_LOW offsetof(struct act_wide, low)
+
 /* Columns 4c .. 4c + 3 of row r. */
-INLINE int32_t act_codes(const struct act_at *x, uint32_t r, unsigned c)
+INLINE int32_t act_codes(const struct act_at *x, const size_t bytes, uint32_t r, unsigned c)
 {
     int32_t v;
-    memcpy(&v, x->a + r * KN_INT8_BLOCK + c * 4, sizeof v);
+    memcpy(&v, x->a + bytes + r * KN_INT8_BLOCK + c * 4, sizeof v);
     return v;
 }
 

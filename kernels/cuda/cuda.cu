@@ -273,6 +273,11 @@ static int options_check(struct cuda *c, const struct kn_options *opt, char *why
                  opt->inject);
         return KN_EINVALID;
     }
+    if (opt->activations == KN_ACTIVATIONS_WIDE) {
+        snprintf(why, why_len, "backend \"%s\" rounds activations to %d bits, not to %d",
+                 c->pub.name, KN_ACTIVATIONS, KN_ACTIVATIONS_WIDE);
+        return KN_EUNSUPPORTED;
+    }
     cudaDeviceProp p;
     p.totalGlobalMem = 0;
     int code = device_pick(c, &p, why, why_len);
@@ -302,6 +307,7 @@ kn_cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t wh
     c->pub.name = "cuda";
 #endif
     c->pub.n_threads = 1;
+    c->pub.activations = KN_ACTIVATIONS;
     c->waits = opt->waits ? opt->waits : &c->nobodys;
     c->pub.slice_us = SLICE_US;
     c->pub.rows_read = ROWS_READ;

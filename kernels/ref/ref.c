@@ -53,6 +53,7 @@ int kn_ref_open(struct kn **ret, const struct kn_options *opt, char *why, size_t
     kn->ops = &ref_ops;
     kn->name = "ref";
     kn->n_threads = 1;
+    kn->activations = KN_ACTIVATIONS_FLOAT; /* never rounded, whatever was asked for */
     kn->kv_types = 1u << KN_BF16 | 1u << KN_Q8_0;
     strcpy(kn->isa, "scalar");
     *ret = kn;

@@ -1,5 +1,5 @@
 /* bench_engine MODEL [--sessions N] [--prompt N] [--new N] [--policy NAME] [--budget N] [--threads N]
- *              [--backend NAME] [--isa NAME] [--text "a chat message"]
+ *              [--backend NAME] [--isa NAME] [--activations 8|16] [--text "a chat message"]
  *
  * Tokens per second of the engine without sockets: N sessions put a prompt of made-up tokens at
  * once and generate greedily. Prefill is counted until the last session has its first token, decode
@@ -16,7 +16,7 @@
 
 struct bench {
     const char *model, *policy, *backend, *isa, *text;
-    uint32_t sessions, prompt, n_new, budget, threads;
+    uint32_t sessions, prompt, n_new, budget, threads, activations;
 };
 
 struct client {
@@ -31,7 +31,7 @@ static int usage(void)
 {
     fprintf(stderr, "usage: bench_engine MODEL.gguf [--sessions N] [--prompt N] [--new N]\n"
                     "       [--policy NAME] [--budget TOKENS] [--threads N] [--backend NAME]\n"
-                    "       [--isa NAME] [--text MESSAGE]\n");
+                    "       [--isa NAME] [--activations 8|16] [--text MESSAGE]\n");
     return 2;
 }
 
@@ -58,6 +58,8 @@ static bool parse(struct bench *b, int argc, char **argv)
             b->budget = n;
         else if (strcmp(a, "--threads") == 0)
             b->threads = n;
+        else if (strcmp(a, "--activations") == 0)
+            b->activations = n;
         else if (strcmp(a, "--policy") == 0)
             b->policy = v;
         else if (strcmp(a, "--backend") == 0)
@@ -196,6 +198,7 @@ int main(int argc, char **argv)
         return usage();
     struct engine_options o = {.backend = b.backend,
                                .isa = b.isa,
+                               .activations = b.activations,
                                .threads = b.threads,
                                .default_model = b.model,
                                .kv_memory = 8ull << 30,

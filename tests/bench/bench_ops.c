@@ -415,6 +415,8 @@ int main(int argc, char **argv)
             opt.isa = argv[i + 1];
         else if (strcmp(argv[i], "--threads") == 0)
             opt.threads = (uint32_t)strtoul(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--activations") == 0)
+            opt.activations = (uint32_t)strtoul(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--clock") == 0 && strcmp(argv[i + 1], "cpu") == 0)
             clock_used = CLOCK_PROCESS_CPUTIME_ID;
         else if (strcmp(argv[i], "--filter") == 0)
@@ -425,9 +427,9 @@ int main(int argc, char **argv)
             argc = 0;
     }
     if (argc % 2 != 1) {
-        fprintf(
-            stderr,
-            "usage: bench_ops [--isa NAME] [--threads N] [--filter TEXT] [--ms N] [--clock cpu]\n");
+        fprintf(stderr,
+                "usage: bench_ops [--isa NAME] [--activations 8|16] [--threads N] [--filter TEXT] "
+                "[--ms N] [--clock cpu]\n");
         return 2;
     }
     if (kn_open(&b.kn, &opt, why, sizeof why) != KN_OK) {

@@ -1,7 +1,7 @@
 /* bench_quality MODEL TEXT... [--tokens 8192] [--prompts 20] [--first W] [--windows N] [--threads N]
- *               [--kv-type f16] [--kv-types 1] [--positions CONTEXT [--budget 512] [--policy NAME]]
+ *               [--activations 8|16] [--kv-type f16] [--kv-types 1] [--positions CONTEXT [--budget 512] [--policy NAME]]
  *
- * What the fast arithmetic costs in quality: the cpu backend as the daemon runs it (8-bit activations, f16 cache) beside
+ * What the fast arithmetic costs in quality: the cpu backend as the daemon runs it (8-bit activations or 16, f16 cache) beside
  * ref (f32 throughout) over the same tokens, in windows of 1,024, and over the same questions. ref takes minutes: --first
  * and --windows do a part. --kv-types 1: the cpu backend alone, with every type of keys and values beside f32; no answers.
  * --positions CONTEXT: the tokens as one text under a budget, with positions kept and with the cache renumbered as if the
@@ -20,7 +20,8 @@
 
 struct options {
     const char *model, *kv_type, *policy, *files[16];
-    uint32_t n_files, tokens, prompts, first, windows, threads, kv_types, positions, budget;
+    uint32_t n_files, tokens, prompts, first, windows, threads, kv_types, positions, budget,
+        activations;
 };
 
 static bool parse(struct options *o, int argc, char **argv)
@@ -29,6 +30,7 @@ static bool parse(struct options *o, int argc, char **argv)
                           .prompts = QUALITY_PROMPTS,
                           .windows = 1000,
                           .threads = 2,
+                          .activations = KN_ACTIVATIONS,
                           .budget = 512,
                           .policy = "counter_causal_fast",
                           .kv_type = "f16"};
@@ -60,6 +62,8 @@ static bool parse(struct options *o, int argc, char **argv)
                 o->windows = n;
             else if (strcmp(a, "--threads") == 0)
                 o->threads = n;
+            else if (strcmp(a, "--activations") == 0)
+                o->activations = n;
             else if (strcmp(a, "--kv-types") == 0)
                 o->kv_types = n;
             else
@@ -73,7 +77,7 @@ static bool parse(struct options *o, int argc, char **argv)
 static void kv_types_run(const struct options *o, const int32_t *ids, uint32_t n)
 {
     static const char *const types[] = {"f32", "f16", "bf16", "q8_0"};
-    const struct quality_how how = {"cpu", "f32", o->threads};
+    const struct quality_how how = {"cpu", "f32", o->threads, o->activations};
     struct eh *h = quality_open(o->model, &how);
     double first = 0;
 
@@ -131,7 +135,7 @@ static double mean(const double *v, uint32_t first, uint32_t end)
 static void positions_run(const struct options *o, const int32_t *ids, uint32_t n)
 {
     static const char *const names[] = {"keep", "rerotate"};
-    const struct quality_how how = {"cpu", o->kv_type, o->threads};
+    const struct quality_how how = {"cpu", o->kv_type, o->threads, o->activations};
     struct eh *h = quality_open(o->model, &how);
     double *p[2], squares = 0;
 
@@ -167,11 +171,12 @@ int main(int argc, char **argv)
     if (!parse(&o, argc, argv)) {
         fprintf(stderr,
                 "usage: bench_quality MODEL.gguf TEXT... [--tokens N] [--prompts N] [--first W] "
-                "[--windows N] [--threads N] [--kv-type TYPE] [--kv-types 1] "
+                "[--windows N] [--threads N] [--activations 8|16] [--kv-type TYPE] [--kv-types 1] "
                 "[--positions CONTEXT [--budget N] [--policy NAME]]\n");
         return 2;
     }
-    const struct quality_how how[2] = {{"ref", "f32", 1}, {"cpu", o.kv_type, o.threads}};
+    const struct quality_how how[2] = {{"ref", "f32", 1, 0},
+                                       {"cpu", o.kv_type, o.threads, o.activations}};
     struct eh *h[2];
     uint32_t n = quality_tokens(o.model, o.files, o.tokens, &ids);
     if (o.positions >= n) {

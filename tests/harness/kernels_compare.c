@@ -16,9 +16,13 @@ static bool have(const struct kc_set *set, const struct kn *kn)
     return false;
 }
 
-static void open_one(struct kc_set *set, const char *backend, const char *isa, uint32_t threads)
+static void open_one(struct kc_set *set, const char *backend, const char *isa, uint32_t threads,
+                     uint32_t activations)
 {
-    struct kn_options opt = {.backend = backend, .isa = isa, .threads = threads};
+    struct kn_options opt = {.backend = backend,
+                             .isa = isa,
+                             .threads = threads,
+                             .activations = activations};
     struct kn *kn = NULL;
     char why[256];
     int code = kn_open(&kn, &opt, why, sizeof why);
@@ -41,14 +45,24 @@ static void open_one(struct kc_set *set, const char *backend, const char *isa, u
 void kc_open(struct kc_set *set, uint32_t threads)
 {
     set->n = 0;
-    open_one(set, "ref", NULL, threads);
+    open_one(set, "ref", NULL, threads, 0);
     for (unsigned i = 0; kn_backend_name(i); i++) {
         if (strcmp(kn_backend_name(i), "simt-race") == 0)
             continue; /* the same again, slower: test_cuda_* has it */
-        open_one(set, kn_backend_name(i), NULL, threads);
+        open_one(set, kn_backend_name(i), NULL, threads, 0);
         for (size_t j = 0; j < KC_LEN(isas); j++)
-            open_one(set, kn_backend_name(i), isas[j], threads);
+            open_one(set, kn_backend_name(i), isas[j], threads, 0);
     }
+}
+
+void kc_open_wide(struct kc_set *set, uint32_t threads)
+{
+    set->n = 0;
+    open_one(set, "ref", NULL, threads, 0);
+    for (size_t j = 0; j < KC_LEN(isas); j++)
+        open_one(set, "cpu", isas[j], threads, KN_ACTIVATIONS_WIDE);
+    for (unsigned i = 1; i < set->n; i++)
+        assert_int_equal(set->kn[i]->activations, KN_ACTIVATIONS_WIDE);
 }
 
 void kc_close(struct kc_set *set)
@@ -68,7 +82,8 @@ const char *kc_name(const struct kn *kn)
     static char names[2][64];
     static unsigned turn;
     char *name = names[turn++ % 2];
-    snprintf(name, sizeof names[0], "%s %s x%u", kn->name, kn->isa, kn->n_threads);
+    snprintf(name, sizeof names[0], "%s %s a%u x%u", kn->name, kn->isa, kn->activations,
+             kn->n_threads);
     return name;
 }
 

@@ -32,8 +32,11 @@ struct kc_set {
     unsigned n;
 };
 void kc_open(struct kc_set *set, uint32_t threads);
+/* ref, and every cpu backend with 16-bit activations. */
+void kc_open_wide(struct kc_set *set, uint32_t threads);
 void kc_close(struct kc_set *set);
-const char *kc_name(const struct kn *kn); /* "cpu avx2 x3": valid until the call after the next */
+const char *
+kc_name(const struct kn *kn); /* "cpu avx2 a8 x3": valid until the call after the next */
 bool kc_is_ref(const struct kn *kn);
 /* Quantised weights follow kn_int8.h to the bit. */
 bool kc_is_int8(const struct kn *kn);

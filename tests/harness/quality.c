@@ -39,6 +39,7 @@ static void tweak(struct engine_options *o, void *arg)
     const struct quality_how *how = arg;
     o->backend = how->backend;
     o->threads = how->threads;
+    o->activations = how->activations;
     o->kv_memory = 256u << 20;
     o->session_budget = 128u << 20;
 }

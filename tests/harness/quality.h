@@ -17,6 +17,7 @@
 struct quality_how {
     const char *backend, *kv_type;
     uint32_t threads;
+    uint32_t activations; /* of kn_options */
 };
 struct quality_answer {
     uint32_t n;

@@ -58,6 +58,36 @@ static void names_open_or_are_explained(void **state)
     kn_close(&kn);
 }
 
+/* Bits of activations: two numbers, the first unasked; ref rounds none and takes both. */
+static void activations_are_8_or_16_bits(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *backend;
+        uint32_t asked, got; /* got 0: refused */
+    } cases[] = {{"cpu", 0, 8},  {"cpu", 8, 8},   {"cpu", 16, 16}, {"cpu", 12, 0},
+                 {"ref", 0, 32}, {"ref", 16, 32}, {"ref", 32, 0},  {"auto", 1, 0}};
+    for (size_t i = 0; i < KC_LEN(cases); i++) {
+        struct kn_options opt = {.backend = cases[i].backend,
+                                 .threads = 1,
+                                 .activations = cases[i].asked};
+        struct kn *kn = NULL;
+        char why[200], want[64];
+        int code = kn_open(&kn, &opt, why, sizeof why);
+        if (cases[i].got == 0) {
+            snprintf(want, sizeof want, "activations: must be 8 or 16 bits, not %u",
+                     opt.activations);
+            assert_int_equal(code, KN_EINVALID);
+            assert_string_equal(why, want);
+            assert_null(kn);
+            continue;
+        }
+        assert_int_equal(code, KN_OK);
+        assert_int_equal(kn->activations, cases[i].got);
+        kn_close(&kn);
+    }
+}
+
 /* ---- tiles ------------------------------------------------------------------------------------------- */
 
 static void the_model_multiplies(void **state)
@@ -114,6 +144,7 @@ static void rows_that_pay_take_tiles(void **state)
     struct tile_room *room = room_new();
     static _Alignas(64) uint8_t codes[3 * 512];
     static struct act_block x[3];
+    static struct act_wide wide[3];
     static float d[3 * CPU_LANES], acc[CPU_ROWS * CPU_LANES];
     struct q8_tile t = {.form = FORM_BYTE,
                         .zero = 128,
@@ -124,22 +155,29 @@ static void rows_that_pay_take_tiles(void **state)
                         .acc = acc,
                         .acc_stride = CPU_LANES,
                         .tiles = room};
-    for (t.n_rows = 1; t.n_rows <= CPU_ROWS; t.n_rows++) {
-        matmul_amx_model.begin(room);
-        matmul_amx_model.q8(&t);
-        assert_int_equal(room->model.n_dots, t.n_rows >= CPU_TILE_ROWS_MIN ? 3 : 0);
-        matmul_amx_model.end(room);
-        matmul_amx_model.q8(&t);
-        assert_int_equal(room->model.n_dots, 0);
+    for (int k = 0; k < 2; k++) {
+        t.wide = k == 1; /* high and low bytes: twice as many */
+        t.x = t.wide ? (const void *)wide : (const void *)x;
+        for (t.n_rows = 1; t.n_rows <= CPU_ROWS; t.n_rows++) {
+            uint64_t want = t.n_rows < CPU_TILE_ROWS_MIN ? 0 : t.wide ? 6 : 3;
+            matmul_amx_model.begin(room);
+            matmul_amx_model.q8(&t);
+            assert_int_equal(room->model.n_dots, want);
+            matmul_amx_model.end(room);
+            matmul_amx_model.q8(&t);
+            assert_int_equal(room->model.n_dots, 0);
+        }
     }
     free(room);
 }
 
 /* amx_proves accepts the right kernel, on the model; it sees one wrong bit, and outlives a machine that faults. */
+static bool spoil_wide;
+
 static void q8_spoilt(const struct q8_tile *t)
 {
     matmul_amx_model.q8(t);
-    if (t->n_rows == CPU_ROWS && t->form == FORM_TABLE) {
+    if (t->n_rows == CPU_ROWS && t->form == FORM_TABLE && t->wide == spoil_wide) {
         float *spoilt = t->acc + 5 * t->acc_stride + 7;
         *spoilt = nextafterf(*spoilt, 1e9f);
     }
@@ -161,8 +199,11 @@ static void the_proof_sees_one_wrong_bit(void **state)
     assert_string_equal(why, "");
     struct matmul_kernels wrong = matmul_amx_model;
     wrong.q8 = q8_spoilt;
-    assert_false(amx_proves(&wrong, why, sizeof why));
-    assert_non_null(strstr(why, "wrong products"));
+    for (int k = 0; k < 2; k++) {
+        spoil_wide = k == 1;
+        assert_false(amx_proves(&wrong, why, sizeof why));
+        assert_non_null(strstr(why, "wrong products"));
+    }
     wrong.q8 = q8_faulting;
     assert_false(amx_proves(&wrong, why, sizeof why));
     assert_non_null(strstr(why, "faults on AMX tiles (signal 4)"));
@@ -172,6 +213,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_open_or_are_explained),
+        cmocka_unit_test(activations_are_8_or_16_bits),
         cmocka_unit_test(the_model_multiplies),
         cmocka_unit_test(rows_that_pay_take_tiles),
         cmocka_unit_test(the_proof_sees_one_wrong_bit),

@@ -6,9 +6,18 @@
  *   everything else                        within 2e-6 of sum |w_k x_k|, by a sum in double
  * precision
  *
- * and the row rule: a row alone, in any batch, gives the same bits. */
+ * and the row rule: a row alone, in any batch, gives the same bits. test_kn_linear_wide.c is this again with activations
+ * of 16 bits and kn_ref_linear_q16. */
 #include "kernels_compare.h"
 #include "../../kernels/cpu/matmul_bf16.h"
+
+#ifndef OPEN_SET
+#define OPEN_SET kc_open
+#define REF_LINEAR kn_ref_linear_q8
+#define OUTS 1, 2, 63, 64, 65, 700
+#define VOCABS 1, 65, 384, 5003
+#define QUANTISED_ONLY false
+#endif
 
 #define ROWS_ALL 73 /* 1 + 2 + ... + 9 < 73, and 64 + 9 */
 
@@ -17,7 +26,7 @@ static struct kc_set set;
 static int open_set(void **state)
 {
     (void)state;
-    kc_open(&set, 3);
+    OPEN_SET(&set, 3);
     for (unsigned i = 0; i < set.n; i++)
         print_message("  %s\n", kc_name(set.kn[i]));
     return 0;
@@ -98,7 +107,7 @@ static struct problem problem_make(enum kn_type type, uint32_t rows, uint32_t co
     if (kn_int8_format(type)) {
         p.exact = malloc(n_out * sizeof *p.exact);
         assert_non_null(p.exact);
-        kn_ref_linear_q8(&p.w, p.x, ROWS_ALL, p.exact);
+        REF_LINEAR(&p.w, p.x, ROWS_ALL, p.exact);
     }
     if (type == KN_BF16)
         p.exact = exact_bf16(&p);
@@ -176,7 +185,7 @@ static void run_problem(struct kn *kn, const struct problem *p)
 
 static void every_shape(enum kn_type type)
 {
-    static const uint32_t outs[] = {1, 2, 63, 64, 65, 700};
+    static const uint32_t outs[] = {OUTS};
     static const uint32_t cols_any[] = {1, 7, 64, 65, 576};
     static const uint32_t cols_32[] = {32, 64, 96, 576};
     static const uint32_t cols_256[] = {256, 512, 768};
@@ -274,7 +283,7 @@ static void extremes_do_not_saturate(void **state)
                     data[b + i] = fill;
             for (size_t i = 0; i < (size_t)ROWS_ALL * 256; i++)
                 p.x[i] = sign & 2 ? -1.0f : 1.0f;
-            kn_ref_linear_q8(&p.w, p.x, ROWS_ALL, p.exact);
+            REF_LINEAR(&p.w, p.x, ROWS_ALL, p.exact);
             for (unsigned i = 0; i < set.n; i++)
                 if (kc_is_int8(set.kn[i]))
                     run_problem(set.kn[i], &p);
@@ -417,7 +426,7 @@ static void scores_are_linears(void **state)
 {
     (void)state;
     enum { C = 256, N = 67 };
-    static const uint32_t vocabs[] = {1, 65, 384, 5003};
+    static const uint32_t vocabs[] = {VOCABS};
     static const enum kn_type types[] = {KN_F32, KN_BF16, KN_Q8_0, KN_Q4_1, KN_Q6_K, KN_IQ4_XS};
     for (size_t c = 0; c < KC_LEN(types) * KC_LEN(vocabs); c++) {
         uint32_t v = vocabs[c % KC_LEN(vocabs)];
@@ -494,16 +503,18 @@ static void misshapen_weights_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(float_weights),
-        cmocka_unit_test(weights_in_blocks_of_32),
-        cmocka_unit_test(weights_in_blocks_of_256),
-        cmocka_unit_test(batches_of_1_to_17),
-        cmocka_unit_test(long_rows),
-        cmocka_unit_test(extremes_do_not_saturate),
-        cmocka_unit_test(several_weights_bias_and_add),
-        cmocka_unit_test(embed_expands_exactly),
+        cmocka_unit_test(weights_in_blocks_of_32),  cmocka_unit_test(weights_in_blocks_of_256),
+        cmocka_unit_test(batches_of_1_to_17),       cmocka_unit_test(long_rows),
+        cmocka_unit_test(extremes_do_not_saturate), cmocka_unit_test(several_weights_bias_and_add),
         cmocka_unit_test(scores_are_linears),
+    };
+    const struct CMUnitTest others[] = {
+        cmocka_unit_test(float_weights),
+        cmocka_unit_test(embed_expands_exactly),
         cmocka_unit_test(misshapen_weights_are_refused),
     };
-    return cmocka_run_group_tests(tests, open_set, close_set);
+    int failed = cmocka_run_group_tests(tests, open_set, close_set);
+    if (!QUANTISED_ONLY)
+        failed += cmocka_run_group_tests(others, open_set, close_set);
+    return failed;
 }

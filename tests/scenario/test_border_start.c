@@ -118,6 +118,8 @@ static void what_cannot_work_is_said(void **state)
         {1, {"--model", TEST_VECTORS "/README.md"}, "README.md"},
         {1, {"--model", TINY, "--log=loud"}, "loud"},
         {1, {"--model", TINY, "--backend=abacus"}, "abacus"},
+        {2, {"--model", TINY, "--activations=12"}, "[daemon] activations 12: must be 8 or 16"},
+        {2, {"--model", TINY, "--activations=32"}, "32"},
         {1, {"--model", TINY, "--socket-group=no-such-group-here"}, "no-such-group-here"},
         {1, {"--model", TINY, "--socket=/nowhere/at/all/x.sock"}, "/nowhere/at/all"},
         {2,

@@ -270,6 +270,10 @@ static void options_of_the_engine_are_checked(void **state)
     assert_int_equal(engine_open(&en, &o, &e), BC_EINVALID);
     assert_string_equal(e.field, "max_rows");
     o.max_rows = 0;
+    o.activations = 7;
+    assert_int_equal(engine_open(&en, &o, &e), BC_EINVALID);
+    assert_string_equal(e.field, "activations");
+    o.activations = 0;
     o.default_model = "/nowhere.gguf";
     assert_int_equal(engine_open(&en, &o, &e), BC_ENOTFOUND);
     o.default_model = TEST_VECTORS "/tiny-llama.gguf";

@@ -47,7 +47,8 @@ static int teardown(void **state)
 
 static void tweak(struct engine_options *o, void *arg)
 {
-    (void)arg;
+    const uint32_t *activations = arg;
+    o->activations = activations != NULL ? *activations : 0;
     o->state_dir = dir;
     o->io = use_io;
     o->host_tier = 64 << 20;
@@ -383,6 +384,33 @@ static void another_model_is_refused(void **state)
     assert_int_equal(access(path, F_OK), 0); /* a refusal takes nothing away */
 }
 
+/* Activations of other sizes give other numbers: the cache is taken, and marked as foreign, as another processor's is. */
+static void other_activations_are_another_arithmetic(void **state)
+{
+    (void)state;
+    uint32_t bits[] = {8, 16, 8};
+    uint64_t id[3];
+    struct eh *h = eh_open("tiny-llama.gguf", tweak, &bits[0]);
+    id[0] = models_arithmetic(h->en->default_model);
+    uint64_t s = eh_session(h, &eh_policies[0]);
+    turn(h, s, 0);
+    uint64_t out = stat_of(h, s)->tokens_out;
+    eh_expect(h, eh_post_save(h, s, "bits"), REP_DONE);
+    eh_close(&h);
+    for (int k = 1; k < 3; k++) {
+        h = eh_open("tiny-llama.gguf", tweak, &bits[k]);
+        id[k] = models_arithmetic(h->en->default_model);
+        s = eh_expect(h, eh_post_restore(h, "bits"), REP_OPENED)->session;
+        assert_int_equal(h->en->n_sessions, 1);
+        assert_int_equal(h->en->list[0]->foreign, id[k] != id[0]);
+        turn(h, s, 3);
+        assert_int_equal(stat_of(h, s)->tokens_out, out + NEW);
+        eh_close(&h);
+    }
+    assert_true(id[1] != id[0]);
+    assert_true(id[2] == id[0]);
+}
+
 /* ---- a disk that fails ---- */
 
 /* Every call that changes the disk fails once, and each time the caller hears of it; what was saved
@@ -478,6 +506,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_is_refused),
         cmocka_unit_test(a_changed_file_is_refused),
         cmocka_unit_test(another_model_is_refused),
+        cmocka_unit_test(other_activations_are_another_arithmetic),
         cmocka_unit_test(a_failed_save_is_an_error_and_the_old_file_stays),
         cmocka_unit_test(what_is_away_can_be_saved),
     };

@@ -188,6 +188,41 @@ static void activations_follow_the_rule(void **state)
     assert_int_equal(a[64 + 5], 6);
 }
 
+/* Rule 4: finer codes, and two bytes that are each as small as a code of rule 1. */
+static void wide_activations_follow_the_rule(void **state)
+{
+    (void)state;
+    float x[96];
+    for (int i = 0; i < 32; i++) {
+        x[i] = (float)(i * i - 300) / 7.0f;
+        x[32 + i] = 1e-31f;                                      /* below 2^-100 */
+        x[64 + i] = i == 3 ? -32512.0f : 7.0f * (float)i + 0.5f; /* ties, to even */
+    }
+    int16_t a[96];
+    float da[3];
+    int32_t asum[6], sums[6] = {0};
+    kn_int16_quantise(x, 96, a, da, asum);
+    assert_true(da[0] == (31 * 31 - 300) / 7.0f / 32512.0f);
+    assert_true(da[1] == 0.0f && da[2] == 1.0f);
+    for (int i = 0; i < 96; i++) {
+        sums[i / 16] += a[i];
+        if (i / 32 != 1)
+            assert_true(fabsf((float)a[i] * da[i / 32] - x[i]) <= da[i / 32] * 0.505f);
+    }
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(asum[i], sums[i]);
+    assert_int_equal(a[31], 32512);
+    assert_int_equal(a[40], 0);
+    assert_int_equal(a[64 + 3], -32512);
+    assert_int_equal(a[64 + 4], 28);
+    assert_int_equal(a[64 + 5], 36);
+    for (int v = -KN_INT16_MAX; v <= KN_INT16_MAX; v++) {
+        int high = kn_int16_high(v), low = kn_int16_low(v);
+        assert_true(high >= -127 && high <= 127 && low >= -127 && low <= 127);
+        assert_int_equal(KN_INT16_BASE * high + low, v);
+    }
+}
+
 /* The integer product is the exact product of what weights and activations were rounded to, up to
  * f32's sums. */
 static void integer_product_is_near_the_exact_one(void **state)
@@ -316,6 +351,7 @@ int main(void)
         cmocka_unit_test(halves_round_to_nearest_even),
         cmocka_unit_test(bfloats_round_to_nearest_even),
         cmocka_unit_test(activations_follow_the_rule),
+        cmocka_unit_test(wide_activations_follow_the_rule),
         cmocka_unit_test(integer_product_is_near_the_exact_one),
         cmocka_unit_test(pages_hold_what_they_say),
         cmocka_unit_test(types_of_keys_say_what_they_need),
