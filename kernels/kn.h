@@ -264,9 +264,8 @@ struct kn {
     char isa[32]; /* "scalar", "avx2", "avx512-vnni": what the ops run on; part of the arithmetic's
                      identity */
     uint32_t n_threads;
-    uint32_t
-        activations; /* bits to which products of quantised weights round their inputs; part of the
-                             arithmetic's identity, too */
+    /* Bits to which products of quantised weights round their inputs; part of the arithmetic's identity, too. */
+    uint32_t activations;
     uint32_t kv_types; /* bit 1u << enum kn_type for each type of kn_kv beside f32 and f16, which
                           every backend takes */
     /* For whoever cuts work into pieces. A product of n rows takes about as long as n + rows_read rows of a large one:
@@ -285,9 +284,9 @@ struct kn_options {
     const char *isa;  /* NULL: the best one; else force "avx2", "scalar" ... (KN_EUNSUPPORTED if the
                          machine lacks it) */
     uint32_t threads; /* 0: one per online core of the affinity mask, at most 64 */
-    uint32_t
-        activations; /* 0 or KN_ACTIVATIONS; KN_ACTIVATIONS_WIDE (KN_EUNSUPPORTED if the backend cannot). Ref rounds
-                             none, and takes either */
+    /* 0 or KN_ACTIVATIONS; KN_ACTIVATIONS_WIDE (KN_EUNSUPPORTED if the backend cannot): those of BF16 weights stay floats,
+     * too. Ref rounds none, and takes either. */
+    uint32_t activations;
     bool pin; /* cpu: each thread but the caller's keeps to one core of the affinity mask */
     const char *
         inject; /* NULL; for tests of a device's failures (cuda): "CALL:NTH[:ERROR[:COUNT]]", the nth such call of

@@ -98,7 +98,7 @@ bool kc_is_int8(const struct kn *kn)
 
 bool kc_is_bf16(const struct kn *kn)
 {
-    return strcmp(kn->name, "cpu") == 0 &&
+    return strcmp(kn->name, "cpu") == 0 && kn->activations != KN_ACTIVATIONS_WIDE &&
            (strstr(kn->isa, "bf16") || strcmp(kn->isa, "amx-int8") == 0);
 }
 
