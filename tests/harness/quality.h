@@ -1,7 +1,7 @@
 /* quality.h: what a backend's arithmetic does to a model: perplexity of a text, and greedy answers, by the whole
  * engine. Two backends compared this way say whether the fast one is as good as the exact one.
  *
- *     struct eh *h = quality_open(model, &(struct quality_how){"ref", "f32", 1});
+ *     struct eh *h = quality_open(model, &(struct quality_how){"ref", "f32", 1, 0});
  *     double nll = quality_nll(h, "f32", ids, n);     perplexity of n tokens: exp(nll / (n - 1))
  *     quality_answer(h, "f32", 3, &a);
  *     eh_close(&h);

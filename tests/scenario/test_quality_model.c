@@ -22,7 +22,7 @@ static void perplexity_is_the_references(void **state)
 {
     (void)state;
     const char *files[] = {TEST_VECTORS "/long-prompt.txt", NULL};
-    const struct quality_how how = {"cpu", "f16", 2};
+    const struct quality_how how = {"cpu", "f16", 2, 0};
     int32_t *ids;
     uint32_t n = quality_tokens(model, files, TOKENS, &ids);
     struct eh *h = quality_open(model, &how);
