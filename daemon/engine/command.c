@@ -384,6 +384,8 @@ static void run_limits(struct engine *en, struct command *c)
     log_info("engine", "caches may take %llu bytes, %llu of one user",
              (unsigned long long)en->kv_memory,
              (unsigned long long)BC_MIN(share_uid(en), en->kv_memory));
+    for (struct model_ref *m = models_ready(en->models); m != NULL; m = models_ready(m->next))
+        models_memory_check(en, m);
     report_reply(en, c, report_new(REP_DONE, 0));
 }
 

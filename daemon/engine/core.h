@@ -424,6 +424,8 @@ int models_default(struct engine *en, const char *path, const char *name, struct
 void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_t), void *arg);
 int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hidden,
                 struct pool **ret, struct err *e);
+/* Says in the log if kv_memory holds not one page of m's caches. */
+void models_memory_check(const struct engine *en, const struct model_ref *m);
 int models_chat(struct model_ref *m, const char *name, struct chat **ret, struct err *e);
 int models_query_space(struct model_ref *m, struct err *e);
 /* Puts a command behind those that wait for m, which is being loaded. */

@@ -467,6 +467,8 @@ void models_take_loaded(struct engine *en)
             query_space_again(en, m);
         m->state = m->err.code == BC_OK ? MODEL_READY : MODEL_FAILED;
         m->last_use_us = engine_now(en);
+        if (m->state == MODEL_READY && !again)
+            models_memory_check(en, m);
         answer_waiting(en, m);
         if (again)
             tier_model_back(en, m);
@@ -500,6 +502,42 @@ void models_sleep(struct engine *en, struct model_ref *m)
 
 /* ---- what a session takes from a model ---- */
 
+/* Bytes of a page, and of what is booked with it. */
+static uint64_t page_of(const struct model_ref *m, enum kn_type kv, bool hidden,
+                        struct kn_kv *shape)
+{
+    model_kv_shape(m->model, kv, hidden, shape);
+    return shape->stride + (uint64_t)KN_PAGE_ROWS * POOL_INDEX_BYTES;
+}
+
+void models_memory_check(const struct engine *en, const struct model_ref *m)
+{
+    const struct evict_policy *usual = evict_policy_find(EVICT_POLICY_DEFAULT);
+    const struct kn_kv_type *t, *smallest = NULL;
+    uint64_t least = UINT64_MAX, page;
+    struct kn_kv shape;
+    char why[160];
+    for (unsigned i = 0; (t = kn_kv_type_at(i)) != NULL; i++)
+        if (kn_kv_check(m->kn, t->type, m->info.head_dim, why, sizeof why) == KN_OK &&
+            (page = page_of(m, t->type, false, &shape)) < least) {
+            least = page;
+            smallest = t;
+        }
+    page = page_of(m, kn_kv_type_at(0)->type, usual->needs_hidden, &shape);
+    if (smallest != NULL && en->kv_memory < least)
+        log_error(
+            "engine.models",
+            "%s: kv_memory %llu holds not one page of its caches (%llu bytes, kv_type %s: the "
+            "smallest): no session of it can be opened",
+            m->name, (unsigned long long)en->kv_memory, (unsigned long long)least, smallest->name);
+    else if (en->kv_memory < page)
+        log_warn("engine.models",
+                 "%s: kv_memory %llu holds not one page of kv_type %s and policy %s (%llu bytes): "
+                 "sessions of it need others",
+                 m->name, (unsigned long long)en->kv_memory, kn_kv_type_at(0)->name, usual->name,
+                 (unsigned long long)page);
+}
+
 int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hidden,
                 struct pool **ret, struct err *e)
 {
@@ -514,8 +552,7 @@ int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hi
                        why);
     if (*at == NULL) {
         struct kn_kv shape;
-        model_kv_shape(m->model, kv, hidden, &shape);
-        uint64_t page = shape.stride + (uint64_t)KN_PAGE_ROWS * POOL_INDEX_BYTES;
+        uint64_t page = page_of(m, kv, hidden, &shape);
         if (en->kv_memory < page)
             return err_amount(e, BC_EBUDGET, "kv_memory", page, en->kv_memory,
                               "kv_memory %llu holds not one page of this model (%llu bytes)",

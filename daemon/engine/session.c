@@ -131,7 +131,7 @@ static int open_cache(struct engine *en, struct session *s, const struct command
     struct evict_params p;
     s->ask = c->u.open.evict;
     const struct evict_policy *policy =
-        evict_policy_find(s->ask.policy != NULL ? s->ask.policy : "counter_causal_fast");
+        evict_policy_find(s->ask.policy != NULL ? s->ask.policy : EVICT_POLICY_DEFAULT);
     bool hidden = policy != NULL && policy->needs_hidden; /* unknown: evict_resolve says so */
     int rc = models_pool(en, s->m, s->kv_type, hidden, &s->pool, e);
     if (rc < 0)

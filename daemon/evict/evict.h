@@ -89,6 +89,7 @@ struct evict_policy {
 };
 
 /* NULL: unknown. "streaming_llm" is sliding_window. */
+#define EVICT_POLICY_DEFAULT "counter_causal_fast"
 const struct evict_policy *evict_policy_find(const char *name);
 const struct evict_policy *evict_policy_at(unsigned i); /* NULL past the end */
 /* False: none, which scores nothing. */

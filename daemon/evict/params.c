@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define DEFAULT_POLICY "counter_causal_fast"
 #define DEFAULT_RECENT_MAX 32
 #define DEFAULT_SPAN 15
 #define DEFAULT_QUANTILE 0.25f
@@ -25,7 +24,9 @@
 
 static int resolve_policy(const char *name, const struct evict_policy **ret, struct err *e)
 {
-    const struct evict_policy *found = evict_policy_find(name != NULL ? name : DEFAULT_POLICY), *p;
+    const struct evict_policy *found =
+                                  evict_policy_find(name != NULL ? name : EVICT_POLICY_DEFAULT),
+                              *p;
     char known[256] = "";
     if (found == NULL) {
         for (unsigned i = 0; (p = evict_policy_at(i)) != NULL; i++) {

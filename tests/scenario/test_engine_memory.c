@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "engine_harness.h"
 #include "records.h"
 
@@ -411,6 +412,72 @@ static void sessions_belong_to_their_user(void **state)
     eh_close(&h);
 }
 
+/* ---- too little for anybody ---- */
+
+static void so_little(struct engine_options *o, void *arg)
+{
+    o->kv_memory = o->session_budget = *(uint64_t *)arg;
+    o->kv_memory_max = 64u << 20;
+}
+
+/* What an engine of so much memory, lowered to `then` (0: not) while it runs, says in the log. */
+static void log_of(uint64_t kv_memory, uint64_t then, char *ret, size_t size)
+{
+    FILE *f = tmpfile();
+    int was = dup(STDERR_FILENO);
+    assert_true(f != NULL && was >= 0);
+    dup2(fileno(f), STDERR_FILENO);
+    struct eh *h = eh_open("tiny-qwen3.gguf", so_little, &kv_memory);
+    if (then > 0) {
+        struct command *c = eh_command(h, CMD_LIMITS, 0);
+        c->admin = true;
+        c->u.limits.kv_memory = then;
+        eh_expect(h, eh_post(h, c), REP_DONE);
+    }
+    eh_close(&h);
+    dup2(was, STDERR_FILENO);
+    close(was);
+    rewind(f);
+    ret[fread(ret, 1, size - 1, f)] = '\0';
+    fclose(f);
+}
+
+/* A page of tiny-qwen3 as the daemon tells it. */
+static uint64_t page_bytes(const struct eh_ask *a)
+{
+    struct eh *h = eh_open("tiny-qwen3.gguf", NULL, NULL);
+    uint64_t s = eh_session(h, a);
+    const struct report *r = eh_expect(h, eh_post(h, eh_command(h, CMD_STAT, s)), REP_STAT);
+    uint64_t page = r->u.stat.sessions[0].page_bytes;
+    eh_close(&h);
+    return page;
+}
+
+/* A daemon that could open no session says so when the model is there, with the numbers. */
+static void memory_that_holds_no_page_is_told(void **state)
+{
+    (void)state;
+    uint64_t least = page_bytes(&(struct eh_ask){.policy = "none", .kv_type = "q8_0"});
+    uint64_t usual = page_bytes(&(struct eh_ask){0});
+    char log[4000], number[64];
+    assert_true(least < usual);
+    log_of(least - 1, 0, log, sizeof log);
+    snprintf(number, sizeof number, "kv_memory %llu holds not one page",
+             (unsigned long long)least - 1);
+    assert_non_null(strstr(log, number));
+    snprintf(number, sizeof number, "(%llu bytes, kv_type q8_0", (unsigned long long)least);
+    assert_non_null(strstr(log, number));
+    assert_non_null(strstr(log, "no session of it can be opened"));
+    log_of(usual - 1, 0, log, sizeof log);
+    snprintf(number, sizeof number, "counter_causal_fast (%llu bytes)", (unsigned long long)usual);
+    assert_non_null(strstr(log, number));
+    assert_null(strstr(log, "no session of it can be opened"));
+    log_of(usual, 0, log, sizeof log);
+    assert_null(strstr(log, "not one page"));
+    log_of(usual, least - 1, log, sizeof log); /* lowered while it runs */
+    assert_non_null(strstr(log, "no session of it can be opened"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -423,6 +490,7 @@ int main(void)
         cmocka_unit_test(slack_of_neighbours_is_given_back_first),
         cmocka_unit_test(prefill_end_has_its_prompt_reserved_or_refused),
         cmocka_unit_test(sessions_belong_to_their_user),
+        cmocka_unit_test(memory_that_holds_no_page_is_told),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
