@@ -140,7 +140,13 @@ struct link {
  * sentence on failure. Returns a cli_exit. */
 int link_open(struct link *ret, const struct args *a, bool may_start);
 void link_close(struct link *l);
-/* A session by its name, else by its number ("#12" is always the number); prints a sentence if there is none. */
+/* Entries of a listing; NULL: there is none. */
+const struct backcast_session_stat *stats_session(const struct backcast_stats *st, uint64_t id);
+const struct backcast_model_stat *stats_model(const struct backcast_stats *st, const char *name);
+/* Asks for the listing: the entry of a session, until the next call on c; NULL: *ret_rc < 0, it failed; 0, it has none. */
+const struct backcast_session_stat *session_look(backcast *c, uint64_t id, int *ret_rc);
+/* A session by its name, else by its number ("#12" is always the number); prints a sentence if there is none, or if the name is that
+ * of several users' sessions, none of them this one's. */
 bool session_find(backcast *c, const char *text, uint64_t *ret);
 /* A command about one session, the first argument: connects, finds it, acts. Returns a cli_exit. */
 typedef int session_act(struct args *a, backcast *c, uint64_t id);

@@ -329,32 +329,28 @@ static void do_scores(struct chat_ui *ui, const char *arg)
 
 static void do_stat(struct chat_ui *ui, const char *arg)
 {
-    struct backcast_stats st;
     char live[24], held[24], time[24];
-    int rc = backcast_stats(ui->w.c, &st);
+    int rc;
+    const struct backcast_session_stat *s = session_look(ui->w.c, backcast_session_id(ui->s), &rc);
 
     (void)arg;
-    if (rc < 0) {
-        say_failure(ui->w.c, rc, "/stat");
+    if (s == NULL) {
+        if (rc < 0)
+            say_failure(ui->w.c, rc, "/stat");
         return;
     }
-    for (size_t i = 0; i < st.n_sessions; i++) {
-        const struct backcast_session_stat *s = &st.sessions[i];
-        if (s->id != backcast_session_id(ui->s))
-            continue;
-        if (ui->a->json) {
-            struct json j = json_start(stdout);
-            session_json(&j, s);
-            continue;
-        }
-        printf("session %llu, %s, policy %s: %u of %u tokens cached, %s live, %s held, %llu in, "
-               "%llu out, %llu prune%s dropped %llu in %s\n",
-               (unsigned long long)s->id, s->model, s->policy, s->tokens, s->budget_tokens,
-               bytes_text(s->bytes_live, live), bytes_text(s->bytes_held, held),
-               (unsigned long long)s->tokens_in, (unsigned long long)s->tokens_out,
-               (unsigned long long)s->prunes, PLURAL(s->prunes),
-               (unsigned long long)s->tokens_dropped, micros_text(s->prune_micros, time));
+    if (ui->a->json) {
+        struct json j = json_start(stdout);
+        session_json(&j, s);
+        return;
     }
+    printf("session %llu, %s, policy %s: %u of %u tokens cached, %s live, %s held, %llu in, "
+           "%llu out, %llu prune%s dropped %llu in %s\n",
+           (unsigned long long)s->id, s->model, s->policy, s->tokens, s->budget_tokens,
+           bytes_text(s->bytes_live, live), bytes_text(s->bytes_held, held),
+           (unsigned long long)s->tokens_in, (unsigned long long)s->tokens_out,
+           (unsigned long long)s->prunes, PLURAL(s->prunes), (unsigned long long)s->tokens_dropped,
+           micros_text(s->prune_micros, time));
 }
 
 static void do_system(struct chat_ui *ui, const char *arg)

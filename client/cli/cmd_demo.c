@@ -361,10 +361,11 @@ static void held_fill(struct demo *d)
 
     if (backcast_stats(d->c, &st) < 0)
         return;
-    for (size_t k = 0; k < st.n_sessions; k++)
-        for (size_t i = 0; i < N_SESSIONS; i++)
-            if (st.sessions[k].id == backcast_session_id(d->p[i].s))
-                d->p[i].held_after = st.sessions[k].bytes_held;
+    for (size_t i = 0; i < N_SESSIONS; i++) {
+        const struct backcast_session_stat *s = stats_session(&st, backcast_session_id(d->p[i].s));
+        if (s != NULL)
+            d->p[i].held_after = s->bytes_held;
+    }
 }
 
 static int sessions_open(struct demo *d, const char *model)

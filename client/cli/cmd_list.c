@@ -233,28 +233,25 @@ static void models_print(const struct backcast_stats *st)
 
 static int stat_one(const struct link *l, struct args *a)
 {
-    struct backcast_stats st;
     uint64_t id;
+    int rc;
 
     if (!session_find(l->c, a->rest[0], &id))
         return CLI_FAILED;
-    int rc = backcast_stats(l->c, &st);
-    if (rc < 0) {
-        say_failure(l->c, rc, "stat");
+    const struct backcast_session_stat *s = session_look(l->c, id, &rc);
+    if (s == NULL) {
+        if (rc < 0)
+            say_failure(l->c, rc, "stat");
+        else
+            say("stat: there is no session %s", a->rest[0]);
         return CLI_FAILED;
     }
-    for (size_t i = 0; i < st.n_sessions; i++) {
-        if (st.sessions[i].id != id)
-            continue;
-        struct json j = json_start(stdout);
-        if (a->json)
-            session_json(&j, &st.sessions[i]);
-        else
-            session_print(&st.sessions[i]);
-        return CLI_FINE;
-    }
-    say("stat: there is no session %s", a->rest[0]);
-    return CLI_FAILED;
+    struct json j = json_start(stdout);
+    if (a->json)
+        session_json(&j, s);
+    else
+        session_print(s);
+    return CLI_FINE;
 }
 
 int cmd_stat(struct args *a)

@@ -15,33 +15,29 @@ static int call_failed(backcast *c, int err, const char *what)
 /* What a session holds now: the answer to a call that changed it. */
 static int after_print(const struct args *a, backcast *c, uint64_t id, const char *what)
 {
-    struct backcast_stats st;
     struct json j = json_start(stdout);
     char live[24], held[24];
-    int rc = backcast_stats(c, &st);
+    int rc;
+    const struct backcast_session_stat *s = session_look(c, id, &rc);
 
-    for (size_t i = 0; rc == 0 && i < st.n_sessions; i++) {
-        const struct backcast_session_stat *s = &st.sessions[i];
-        if (s->id != id)
-            continue;
-        if (!a->json) {
-            printf("session %llu %s: %u tokens cached, budget %u, keep %u, %s live, %s held\n",
-                   (unsigned long long)id, what, s->tokens, s->budget_tokens, s->keep_tokens,
-                   bytes_text(s->bytes_live, live), bytes_text(s->bytes_held, held));
-            return CLI_FINE;
-        }
-        json_open(&j, NULL, '{');
-        json_uint(&j, "session", id);
-        json_uint(&j, "tokens", s->tokens);
-        json_uint(&j, "budget_tokens", s->budget_tokens);
-        json_uint(&j, "budget_bytes", s->budget_bytes);
-        json_uint(&j, "keep_tokens", s->keep_tokens);
-        json_uint(&j, "bytes_live", s->bytes_live);
-        json_uint(&j, "bytes_held", s->bytes_held);
-        json_shut(&j, '}');
+    if (s == NULL) /* gone since */
+        return rc < 0 ? call_failed(c, rc, what) : CLI_FINE;
+    if (!a->json) {
+        printf("session %llu %s: %u tokens cached, budget %u, keep %u, %s live, %s held\n",
+               (unsigned long long)id, what, s->tokens, s->budget_tokens, s->keep_tokens,
+               bytes_text(s->bytes_live, live), bytes_text(s->bytes_held, held));
         return CLI_FINE;
     }
-    return rc < 0 ? call_failed(c, rc, what) : CLI_FINE;
+    json_open(&j, NULL, '{');
+    json_uint(&j, "session", id);
+    json_uint(&j, "tokens", s->tokens);
+    json_uint(&j, "budget_tokens", s->budget_tokens);
+    json_uint(&j, "budget_bytes", s->budget_bytes);
+    json_uint(&j, "keep_tokens", s->keep_tokens);
+    json_uint(&j, "bytes_live", s->bytes_live);
+    json_uint(&j, "bytes_held", s->bytes_held);
+    json_shut(&j, '}');
+    return CLI_FINE;
 }
 
 static int budget_act(struct args *a, backcast *c, uint64_t id)
@@ -64,12 +60,9 @@ int cmd_budget(struct args *a)
 
 static uint32_t tokens_cached(backcast *c, uint64_t id)
 {
-    struct backcast_stats st;
-    int rc = backcast_stats(c, &st);
-    for (size_t i = 0; rc == 0 && i < st.n_sessions; i++)
-        if (st.sessions[i].id == id)
-            return st.sessions[i].tokens;
-    return 0;
+    int rc;
+    const struct backcast_session_stat *s = session_look(c, id, &rc);
+    return s != NULL ? s->tokens : 0;
 }
 
 static int prune_act(struct args *a, backcast *c, uint64_t id)
@@ -154,22 +147,18 @@ struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
     struct backcast_stats st;
     struct gguf *g = NULL;
     struct tok *t = NULL;
-    const char *model = NULL;
 
     if (backcast_stats(c, &st) < 0)
         return NULL;
-    for (size_t i = 0; i < st.n_sessions; i++)
-        if (st.sessions[i].id == id) {
-            model = st.sessions[i].model;
-            snprintf(policy, len, "%s", st.sessions[i].policy);
-        }
-    for (size_t i = 0; model != NULL && i < st.n_models; i++)
-        if (strcmp(st.models[i].name, model) == 0 &&
-            gguf_open(&g, st.models[i].path, NULL) == BC_OK) {
-            tok_open(&t, g, NULL);
-            gguf_close(&g);
-            break;
-        }
+    const struct backcast_session_stat *s = stats_session(&st, id);
+    if (s == NULL)
+        return NULL;
+    snprintf(policy, len, "%s", s->policy);
+    const struct backcast_model_stat *m = stats_model(&st, s->model);
+    if (m != NULL && gguf_open(&g, m->path, NULL) == BC_OK) {
+        tok_open(&t, g, NULL);
+        gguf_close(&g);
+    }
     return t;
 }
 

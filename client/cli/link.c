@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "cli.h"
 #include "private.h"
 
@@ -81,19 +82,69 @@ static uint64_t number_of(const char *text)
     return *end == '\0' ? id : 0;
 }
 
+const struct backcast_session_stat *stats_session(const struct backcast_stats *st, uint64_t id)
+{
+    for (size_t i = 0; i < st->n_sessions; i++)
+        if (st->sessions[i].id == id)
+            return &st->sessions[i];
+    return NULL;
+}
+
+const struct backcast_model_stat *stats_model(const struct backcast_stats *st, const char *name)
+{
+    for (size_t i = 0; i < st->n_models; i++)
+        if (strcmp(st->models[i].name, name) == 0)
+            return &st->models[i];
+    return NULL;
+}
+
+const struct backcast_session_stat *session_look(backcast *c, uint64_t id, int *ret_rc)
+{
+    struct backcast_stats st;
+
+    *ret_rc = backcast_stats(c, &st);
+    return *ret_rc < 0 ? NULL : stats_session(&st, id);
+}
+
+/* The sessions that are called so: this user's own, or else the last of the others', and how many these are. */
+static uint64_t named(const struct backcast_stats *st, const char *name, unsigned *ret_others)
+{
+    uint64_t id = 0;
+
+    *ret_others = 0;
+    for (size_t i = 0; i < st->n_sessions; i++) {
+        if (strcmp(st->sessions[i].name, name) != 0)
+            continue;
+        id = st->sessions[i].id;
+        if (st->sessions[i].uid == geteuid()) {
+            *ret_others = 0;
+            break;
+        }
+        ++*ret_others;
+    }
+    return id;
+}
+
 bool session_find(backcast *c, const char *text, uint64_t *ret)
 {
     struct backcast_stats st;
-    uint64_t id = number_of(text);
+    unsigned others = 0;
+    uint64_t id = 0;
     int rc = text[0] != '#' ? backcast_stats(c, &st) : 0;
 
     if (rc < 0) {
         say_failure(c, rc, "sessions");
         return false;
     }
-    for (size_t i = 0; text[0] != '#' && i < st.n_sessions; i++)
-        if (strcmp(st.sessions[i].name, text) == 0)
-            id = st.sessions[i].id;
+    if (text[0] != '#')
+        id = named(&st, text, &others);
+    if (others > 1) {
+        say("%u users have a session that is called '%s': give its number, #N (backcast ls)",
+            others, text);
+        return false;
+    }
+    if (id == 0)
+        id = number_of(text);
     if (id == 0) {
         say("no session has the name or number '%s' (backcast ls)", text);
         return false;

@@ -105,6 +105,10 @@ static void help_one(FILE *f, const struct command_row *c)
     fprintf(f, "backcast %s %s\n  %s\n\n", c->name, c->usage, c->brief);
     if (c->more[0] != '\0')
         fprintf(f, "%s\n\n", c->more);
+    if (strstr(c->usage, "SESSION") != NULL)
+        fputs("SESSION is a name, or else the number that `backcast ls` shows; '#12' is always the "
+              "number.\n\n",
+              f);
     fputs("options:\n", f);
     args_print_options(f, left, 0);
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)

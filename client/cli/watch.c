@@ -364,14 +364,10 @@ int watch_replay(struct watch *w)
  * and no END will come. */
 static bool session_is_idle(struct watch *w)
 {
-    struct backcast_stats st;
+    int rc;
+    const struct backcast_session_stat *s = session_look(w->c, backcast_session_id(w->s), &rc);
 
-    if (backcast_stats(w->c, &st) < 0)
-        return false;
-    for (size_t i = 0; i < st.n_sessions; i++)
-        if (st.sessions[i].id == backcast_session_id(w->s))
-            return strcmp(st.sessions[i].state, "idle") == 0;
-    return false;
+    return s != NULL && strcmp(s->state, "idle") == 0;
 }
 
 int watch_resume(struct watch *w)

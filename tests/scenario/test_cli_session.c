@@ -232,6 +232,46 @@ static void a_name_of_digits_is_a_name(void **state)
     CHECK(1, NULL, "#x", "close", socket_opt, "#x");
 }
 
+/* Whatever is done with a session, it is found in one way: by name, then by number; #N is the number. */
+static void every_command_finds_a_session_in_one_way(void **state)
+{
+    (void)state;
+    char id[32], number[40], named[32], want[2][64];
+    static const char *const does[][3] = {
+        {"stat", NULL, NULL},    {"prune", NULL, NULL}, {"budget", "80t", NULL},
+        {"save", "found", NULL}, {"close", NULL, NULL},
+    };
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", "first", "oak");
+    struct prog_result r = RUN(NULL, "stat", "--json", socket_opt, "first");
+    json_value(r.out, "\"session\"", id, sizeof id);
+    prog_free(&r);
+    snprintf(number, sizeof number, "#%s", id);
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", id, "mill");
+    r = RUN(NULL, "stat", "--json", socket_opt, id);
+    json_value(r.out, "\"session\"", named, sizeof named);
+    prog_free(&r);
+    assert_string_not_equal(id, named);
+    for (size_t i = 0; i < sizeof does / sizeof *does; i++) {
+        bool stat = strcmp(does[i][0], "stat") == 0;
+        snprintf(want[0], sizeof want[0], "session%s%s", stat ? "        " : " ", named);
+        snprintf(want[1], sizeof want[1], "session%s%s", stat ? "        " : " ", id);
+        for (int k = 0; k < 2; k++) {
+            r = RUN(NULL, does[i][0], socket_opt, k == 0 ? id : number, does[i][1]);
+            prog_check(does[i][0], &r, 0, want[k], NULL);
+        }
+    }
+    CHECK(0, "is gone", NULL, "unsave", socket_opt, "found");
+    static const char *const all[][2] = {{"stat", NULL}, {"prune", NULL}, {"budget", "80t"},
+                                         {"save", "x"},  {"close", NULL}, {"fork", "x"},
+                                         {"map", NULL},  {"scores", NULL}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        r = RUN(NULL, all[i][0], socket_opt, "no.such", all[i][1]);
+        prog_check(all[i][0], &r, 1, NULL, "no session has the name or number 'no.such'");
+        r = RUN(NULL, "help", all[i][0]);
+        prog_check(all[i][0], &r, 0, "'#12' is always the number", NULL);
+    }
+}
+
 static void figures_have_one_name_and_one_value(void **state)
 {
     (void)state;
@@ -318,6 +358,7 @@ int main(void)
         cmocka_unit_test(streams_in_one_place_do_not_mix),
         cmocka_unit_test(mistakes_come_before_the_private_daemon),
         cmocka_unit_test(a_name_of_digits_is_a_name),
+        cmocka_unit_test(every_command_finds_a_session_in_one_way),
         cmocka_unit_test(figures_have_one_name_and_one_value),
         cmocka_unit_test(a_model_has_one_name),
         cmocka_unit_test(chat_goes_on_over_a_kill),
