@@ -85,7 +85,7 @@ struct engine_options {
     uint32_t max_sessions;       /* 0: ENGINE_SESSIONS_MAX */
     uint32_t max_tokens_default; /* 0: 512 */
     void (*wake)(
-        void *arg); /* called (any thread) when engine_take has something new; e.g. uv_async_send */
+        void *arg); /* called (any thread) when engine_take has something new; must not wait */
     void *wake_arg;
     void (*progress)(void *arg, const char *model, uint64_t done,
                      uint64_t total); /* from the loading thread; may be NULL */

@@ -10,9 +10,11 @@
 #include "stream.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -97,15 +99,23 @@ static void on_turn(uv_idle_t *handle)
     server_turn(handle->data);
 }
 
-static void on_wake(uv_async_t *handle)
+static void on_wake(uv_poll_t *handle, int status, int events)
 {
-    server_turn(handle->data);
+    struct server *s = handle->data;
+    eventfd_t n;
+    (void)status;
+    (void)events;
+    (void)eventfd_read(s->wake_fd, &n);
+    atomic_store(&s->woken,
+                 false); /* what comes now rings again: before the look at what is there */
+    server_turn(s);
 }
 
 void server_wake(void *server)
 {
     struct server *s = server;
-    uv_async_send(&s->wake);
+    if (!atomic_exchange(&s->woken, true))
+        (void)eventfd_write(s->wake_fd, 1);
 }
 
 /* ---- bells */
@@ -263,13 +273,14 @@ static void handles_start(struct server *s)
     (void)setsockopt(s->opt.listener->fd, SOL_SOCKET, SO_PASSRIGHTS, &zero, sizeof zero);
     int rc = uv_poll_init(loop, &s->accept_poll, s->opt.listener->fd) |
              uv_poll_init(loop, &s->bells_poll, s->bells_fd) |
-             uv_async_init(loop, &s->wake, on_wake) | uv_timer_init(loop, &s->sweep) |
+             uv_poll_init(loop, &s->wake_poll, s->wake_fd) | uv_timer_init(loop, &s->sweep) |
              uv_timer_init(loop, &s->rate) | uv_idle_init(loop, &s->turn);
     bc_assert(rc == 0);
-    s->accept_poll.data = s->bells_poll.data = s->wake.data = s->sweep.data = s->rate.data =
+    s->accept_poll.data = s->bells_poll.data = s->wake_poll.data = s->sweep.data = s->rate.data =
         s->turn.data = s;
     uv_poll_start(&s->accept_poll, UV_READABLE, on_accept);
     uv_poll_start(&s->bells_poll, UV_READABLE, on_bells);
+    uv_poll_start(&s->wake_poll, UV_READABLE, on_wake);
     uv_timer_start(&s->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
 }
 
@@ -285,6 +296,7 @@ int server_open(struct server **ret, const struct server_options *opt, struct er
     s->start_us = clock_us();
     snprintf(s->default_model, sizeof s->default_model, "%s",
              opt->default_model != NULL ? opt->default_model : "");
+    s->bells_fd = s->wake_fd = -1;
     spare_open(s);
     int rc = blocks_alloc(s, e);
     if (rc < 0)
@@ -293,12 +305,18 @@ int server_open(struct server **ret, const struct server_options *opt, struct er
         rc = err_set(e, BC_EIO, "", "epoll_create1: %s", strerror(errno));
         goto fail;
     }
+    if ((s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) {
+        rc = err_set(e, BC_EIO, "", "eventfd: %s", strerror(errno));
+        goto fail;
+    }
     handles_start(s);
     log_info("ipc", "listening on %s%s", opt->listener->path,
              opt->listener->inherited ? " (inherited)" : "");
     *ret = s;
     return BC_OK;
 fail:
+    if (s->bells_fd >= 0)
+        close(s->bells_fd);
     blocks_free(s);
     if (s->spare_fd >= 0)
         close(s->spare_fd);
@@ -367,7 +385,7 @@ void server_close(struct server *s)
         pending_free(s, &p, false);
     }
     uv_handle_t *handles[] = {(uv_handle_t *)&s->accept_poll, (uv_handle_t *)&s->bells_poll,
-                              (uv_handle_t *)&s->wake,        (uv_handle_t *)&s->sweep,
+                              (uv_handle_t *)&s->wake_poll,   (uv_handle_t *)&s->sweep,
                               (uv_handle_t *)&s->rate,        (uv_handle_t *)&s->turn};
     for (size_t i = 0; i < ARRAY_LEN(handles); i++)
         uv_close(handles[i], on_handle_closed);
@@ -381,6 +399,7 @@ void server_free(struct server **ps)
     statsout_close(s);
     accounts_free(&s->accounts); /* asserts that every charge came back */
     close(s->bells_fd);
+    close(s->wake_fd);
     if (s->spare_fd >= 0)
         close(s->spare_fd);
     blocks_free(s);

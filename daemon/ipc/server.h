@@ -55,11 +55,12 @@ struct server {
     bool draining, closed, fatal_told;
     int spare_fd; /* given up to answer a connection when no descriptor is left */
 
-    uv_poll_t accept_poll, bells_poll;
-    uv_async_t wake;
+    uv_poll_t accept_poll, bells_poll, wake_poll;
     uv_timer_t sweep, rate;
     uv_idle_t turn;
-    int bells_fd; /* one epoll set of all sessions' c2d bells, edge-triggered, never read */
+    int wake_fd; /* an eventfd, not a uv_async_t: a loop that is awake before its waker is done would spin for it */
+    _Atomic bool woken; /* rung and not yet heard */
+    int bells_fd;       /* one epoll set of all sessions' c2d bells, edge-triggered, never read */
     struct bell_slot *bells; /* [ENGINE_SESSIONS_MAX] */
 
     struct accounts accounts;
