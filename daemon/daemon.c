@@ -128,6 +128,7 @@ static void *loader_main(void *arg)
         .wake_arg = d->server,
         .progress = on_progress,
         .progress_arg = d,
+        .watch = &d->waits,
     };
     int rc = engine_open(&d->load_engine, &eo, &d->load_err);
     if (rc == BC_OK && (rc = engine_start(d->load_engine, &d->load_err)) < 0)
@@ -139,7 +140,6 @@ static void *loader_main(void *arg)
 
 static void daemon_stop(struct daemon *d, const char *why);
 static void daemon_reload(struct daemon *d);
-static void on_watch(uv_timer_t *handle);
 
 static void on_loaded(uv_async_t *handle)
 {
@@ -157,8 +157,6 @@ static void on_loaded(uv_async_t *handle)
     d->engine = d->load_engine;
     d->state = DAEMON_SERVING;
     server_engine(d->server, d->engine);
-    if (d->opt.config->daemon_device_timeout > 0)
-        uv_timer_start(&d->watch, on_watch, DAEMON_WATCH_MS, DAEMON_WATCH_MS);
     snprintf(status, sizeof status, "Serving %.90s on %.107s", engine_default_model(d->engine),
              d->opt.listener.path);
     log_info("daemon", "%s", status);
@@ -259,9 +257,13 @@ static void on_watch(uv_timer_t *handle)
 {
     struct daemon *d = handle->data;
     uint64_t most = d->opt.config->daemon_device_timeout;
-    if (engine_device_waits(d->engine) * (uint64_t)DAEMON_WATCH_MS < most * 1000)
+    char why[80];
+    if (engine_device_waits(&d->waits) * (uint64_t)DAEMON_WATCH_MS < most * 1000)
         return;
-    log_error("daemon", "the device failed: no answer for %llu s", (unsigned long long)most);
+    snprintf(why, sizeof why, "the device failed: no answer for %llu s", (unsigned long long)most);
+    log_error("daemon", "%s", why);
+    if (d->state == DAEMON_LOADING)
+        notify_failed(d->opt.parent_fd, why);
     d->exit_code = DAEMON_EXIT_DEVICE;
     daemon_leave(d);
 }
@@ -420,6 +422,8 @@ int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err 
         goto fail;
     }
     d->loader_runs = true;
+    if (opt->config->daemon_device_timeout > 0)
+        uv_timer_start(&d->watch, on_watch, DAEMON_WATCH_MS, DAEMON_WATCH_MS);
     return BC_OK;
 fail:
     paths_names_free(&d->names);

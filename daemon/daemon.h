@@ -8,7 +8,8 @@
  *   daemon_run returns the exit code: 0, 1 (could not start), 70 (the device failed)
  *
  * A device that hangs cannot be called back, nor can the engine that waits for it: the loop looks at the engine's waits
- * once a second (DAEMON_WATCH_MS) and ends the process when one has lasted for device_timeout.
+ * once a second (DAEMON_WATCH_MS), from the first weight on, and ends the process when one has lasted for device_timeout. Opening
+ * the device is not looked at: a card that is newer than the program takes minutes to build its kernels then.
  */
 #ifndef BACKCAST_DAEMON_H
 #define BACKCAST_DAEMON_H
@@ -52,6 +53,7 @@ struct daemon {
     uv_signal_t signals[3];
     uv_async_t loaded, stopped;
     uv_timer_t deadline, watch;
+    struct engine_watch waits;
     uv_poll_t parent;
     pthread_t loader, stopper;
     bool loader_runs;

@@ -30,9 +30,8 @@
 #define MODEL_REF_MAGIC 0x6d726566u
 
 #define MAX_TOKENS_DEFAULT 512
-#define ENGINE_MODELS_MAX 16 /* loaded at once */
-#define MODEL_POOLS 8        /* two a type of kn_kv_type_at */
-#define MODEL_CHATS_MAX 16   /* templates that a session may ask for by name */
+#define MODEL_POOLS 8      /* two a type of kn_kv_type_at */
+#define MODEL_CHATS_MAX 16 /* templates that a session may ask for by name */
 #define SCORES_PER_REPORT 128
 #define SCORES_REPORTS_STEP 16
 /* What every session has beside its pages, arrays of its policy and prompt. */
@@ -45,12 +44,6 @@
 
 /* ASLEEP: its weights were freed because nobody used it; none of its sessions has a page. */
 enum model_state { MODEL_LOADING, MODEL_READY, MODEL_FAILED, MODEL_ASLEEP };
-/* A backend's waiting for its device, see engine_device_waits. */
-struct device_watch {
-    uint32_t waits; /* the backend's: kn_options */
-    bool taken;
-    uint32_t seen, looks; /* the loop's */
-};
 struct model_ref {
     unsigned magic;
     struct model_ref *next;
@@ -213,7 +206,7 @@ struct engine {
     bool wait_memory; /* a session waits for memory that will come: look again */
 
     struct model_ref *models, *default_model;
-    struct device_watch watch[ENGINE_MODELS_MAX];
+    struct engine_watch *watch, own_watch; /* the caller's, or NULL and ours */
     struct share_tree *trees;
     uint64_t trees_look_us; /* when to look again for what has been idle too long */
     struct session **list;  /* [n_sessions] live ones, any order */

@@ -130,12 +130,11 @@ const char *engine_failure(const struct engine *en)
     return engine_failed(en) ? en->failure.text : "";
 }
 
-uint32_t engine_device_waits(struct engine *en)
+uint32_t engine_device_waits(struct engine_watch *all)
 {
-    MAGIC_OK(en, ENGINE_MAGIC);
     uint32_t most = 0;
     for (uint32_t i = 0; i < ENGINE_MODELS_MAX; i++) {
-        struct device_watch *w = &en->watch[i];
+        struct device_watch *w = &all->places[i];
         uint32_t now = __atomic_load_n(&w->waits, __ATOMIC_ACQUIRE);
         w->looks = now % 2 != 0 && now == w->seen ? w->looks + 1 : 0;
         w->seen = now;
@@ -269,6 +268,7 @@ int engine_open(struct engine **ret, const struct engine_options *opt, struct er
     if (en == NULL)
         return err_nomem(e, sizeof *en);
     en->magic = ENGINE_MAGIC;
+    en->watch = opt->watch != NULL ? opt->watch : &en->own_watch;
     queue_open(en);
     tier_open(en);
     keepers_open(en);

@@ -46,6 +46,17 @@ struct engine_limits {
 };
 #define ENGINE_WEIGHT_MAX 1000
 
+#define ENGINE_MODELS_MAX 16 /* loaded at once */
+/* The waits of an engine's backends for their devices, a place a model: what engine_device_waits looks at while the engine, or
+ * engine_open, does not return. */
+struct engine_watch {
+    struct device_watch {
+        uint32_t waits; /* the backend's: kn_options */
+        bool taken;
+        uint32_t seen, looks; /* the watcher's */
+    } places[ENGINE_MODELS_MAX];
+};
+
 struct engine_options {
     const char *backend, *isa; /* kn_options */
     const char *inject;        /* kn_options; NULL: nothing */
@@ -90,6 +101,8 @@ struct engine_options {
     void (*progress)(void *arg, const char *model, uint64_t done,
                      uint64_t total); /* from the loading thread; may be NULL */
     void *progress_arg;
+    struct engine_watch
+        *watch; /* the caller's, zeroed, until engine_close has returned; may be NULL */
 };
 struct engine_model_path {
     const char *name, *path, *chat_template;
@@ -409,8 +422,9 @@ void engine_totals(struct engine *en, struct engine_counts *ret);
 /* The device failed: every request ended with END_ERROR and none is taken any more (any thread). */
 bool engine_failed(const struct engine *en);
 /* How many calls of this function in a row have found one and the same wait of the engine, or of a load, for its device:
- * called at even times, by one thread, it tells a device that hangs. A process that is stopped does not call, and does not count. */
-uint32_t engine_device_waits(struct engine *en);
+ * called at even times, by one thread, from before engine_open on, it tells a device that hangs. A process that is stopped does
+ * not call, and does not count. */
+uint32_t engine_device_waits(struct engine_watch *w);
 const char *engine_failure(const struct engine *en); /* the device's failure in a sentence, or "" */
 const char *engine_default_model(const struct engine *en);
 struct ledger *engine_ledger(const struct engine *en);

@@ -74,11 +74,11 @@ static void name_of_path(const struct engine *en, const char *path, char *ret, s
 static struct device_watch *watch_take(struct engine *en)
 {
     uint32_t i = 0;
-    while (en->watch[i].taken)
+    while (en->watch->places[i].taken)
         i++;
     bc_assert(i < ENGINE_MODELS_MAX);
-    en->watch[i].taken = true;
-    return &en->watch[i];
+    en->watch->places[i].taken = true;
+    return &en->watch->places[i];
 }
 
 static struct model_ref *ref_new(struct engine *en, char *path, const char *name,

@@ -420,6 +420,17 @@ void stream_use(struct cuda *c, enum stream_kind kind);
 /* More shared memory than 48 KiB for a kernel. */
 bool kernel_smem(struct cuda *c, const void *kernel, size_t bytes);
 
+/* A kernel of each file: kernels_load. */
+const void *weights_kernel(void);
+const void *linear_kernel(void);
+const void *gemv_kernel(void);
+const void *vec_kernel(void);
+const void *rope_kernel(void);
+const void *kv_kernel(void);
+const void *score_kernel(void);
+const void *select_kernel(void);
+const void *sample_kernel(void);
+
 /* memory.cu */
 int memory_open(struct cuda *c, size_t total);
 void memory_close(struct cuda *c);

@@ -217,6 +217,22 @@ static int device_pick(struct cuda *c, cudaDeviceProp *ret, char *why, size_t wh
     return KN_OK;
 }
 
+/* The runtime loads a file's kernels when the first of them is used, and builds all of them from PTX then if the card is newer
+ * than they are: now, not in somebody's first pass, nor in a graph's capture. */
+static bool kernels_load(struct cuda *c)
+{
+    const void *const of_files[] = {
+        weights_kernel(), linear_kernel(), gemv_kernel(),   vec_kernel(),    rope_kernel(),
+        kv_kernel(),      score_kernel(),  select_kernel(), sample_kernel(),
+    }; /* the others' memory is asked for by linear_open and attention_open */
+    bool ok = true;
+    for (size_t i = 0; ok && i < sizeof of_files / sizeof of_files[0]; i++) {
+        cudaFuncAttributes a;
+        ok = RUN(c, cudaFuncGetAttributes, &a, of_files[i]);
+    }
+    return ok;
+}
+
 static int parts_open(struct cuda *c, size_t total, char *why, size_t why_len)
 {
     const char *missing = NULL;
@@ -239,7 +255,8 @@ static int parts_open(struct cuda *c, size_t total, char *why, size_t why_len)
         code = batch_open(c);
     if (code == KN_OK)
         code = capture_open(c);
-    if (code == KN_OK && (linear_open(c) != KN_OK || attention_open(c) != KN_OK))
+    if (code == KN_OK &&
+        (!kernels_load(c) || linear_open(c) != KN_OK || attention_open(c) != KN_OK))
         code = KN_EDEVICE;
     if (code == KN_OK) /* the first stream has everything that stream_use sets */
         stream_use(c, STREAM_DECODE);
@@ -308,7 +325,7 @@ kn_cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t wh
 #endif
     c->pub.n_threads = 1;
     c->pub.activations = KN_ACTIVATIONS;
-    c->waits = opt->waits ? opt->waits : &c->nobodys;
+    c->waits = &c->nobodys; /* opening may take long */
     c->pub.slice_us = SLICE_US;
     c->pub.rows_read = ROWS_READ;
     int code = options_check(c, opt, why, why_len);
@@ -317,6 +334,7 @@ kn_cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t wh
         cudaGetLastError(); /* whatever it was belongs to this attempt */
         return code;
     }
+    c->waits = opt->waits ? opt->waits : &c->nobodys;
     *ret = &c->pub;
     return KN_OK;
 }

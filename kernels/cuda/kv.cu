@@ -117,6 +117,11 @@ __global__ void __launch_bounds__(256) hidden_write(struct dev_batch b, const fl
         *kv_hidden_scale(s, slot) = scale;
 }
 
+const void *kv_kernel(void)
+{
+    return (const void *)hidden_write;
+}
+
 void run_hidden_write(struct cuda *c, const struct op *o)
 {
     const struct op_hidden *h = &o->u.hidden;

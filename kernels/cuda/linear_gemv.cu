@@ -257,6 +257,11 @@ __global__ void __launch_bounds__(FLOAT_THREADS, 4)
     sums_store<R, NB>(j, job, o, kw, acc, part);
 }
 
+const void *gemv_kernel(void)
+{
+    return (const void *)gemv_float<KN_F16, 1, 4>;
+}
+
 /* ---- launches ---- */
 
 /* The blocks that each matrix gets, all in all. */

@@ -222,6 +222,11 @@ template <bool VEC> __global__ void __launch_bounds__(WARPS * 32, 4) rope(struct
     }
 }
 
+const void *rope_kernel(void)
+{
+    return (const void *)rope<true>;
+}
+
 /* ---- what goes together ---- */
 
 static bool is_rope_fit(const struct rope_set *set, const struct op_rope *o)

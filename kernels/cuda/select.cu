@@ -78,6 +78,11 @@ __global__ void __launch_bounds__(PICK_THREADS) select_rows(struct select_args a
     }
 }
 
+const void *select_kernel(void)
+{
+    return (const void *)select_rows;
+}
+
 uint32_t cuda_select_keep(struct kn *kn, const float *value, const struct kn_select *s,
                           uint32_t *ret_keep)
 {

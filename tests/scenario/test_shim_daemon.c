@@ -280,6 +280,17 @@ static void a_device_that_dies_while_weights_load(void **state)
     shim_says(log, "device %s failed while tensor ");
 }
 
+static void a_device_that_hangs_while_weights_load(void **state)
+{
+    (void)state;
+    const char *const args[] = {shim_arg(), "--inject=cudaMemcpyAsync:7:hang", "--device-timeout=2",
+                                "--model",  TEST_VECTORS "/tiny-llama.gguf",   NULL};
+    char log[LOG_MAX];
+    assert_int_equal(dh_start_fails(args, log, sizeof log), EXIT_DEVICE);
+    if (strstr(log, "error: daemon: the device failed: no answer for 2 s") == NULL)
+        fail_msg("%s", log);
+}
+
 static void an_injection_that_says_nothing_is_refused(void **state)
 {
     (void)state;
@@ -306,6 +317,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_dead_device_ends_the_process),
         cmocka_unit_test(a_hung_device_ends_the_process),
         cmocka_unit_test(a_device_that_dies_while_weights_load),
+        cmocka_unit_test(a_device_that_hangs_while_weights_load),
         cmocka_unit_test(an_injection_that_says_nothing_is_refused),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -106,23 +106,23 @@ static void a_wait_that_lasts_is_counted(void **state)
 {
     (void)state;
     struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
-    uint32_t *own = &h->en->default_model->watch->waits, *other = &h->en->watch[5].waits;
+    uint32_t *own = &h->en->default_model->watch->waits, *other = &h->en->watch->places[5].waits;
     assert_ptr_not_equal(own, other);
     for (int i = 0; i < 5; i++) {
-        assert_int_equal(engine_device_waits(h->en), 0);
+        assert_int_equal(engine_device_waits(h->en->watch), 0);
         *own += i % 2 ? 1 : 2; /* at rest, waiting, another wait, at rest ... */
     }
     *own |= 1;
     for (uint32_t i = 0; i < 4; i++) {
-        assert_int_equal(engine_device_waits(h->en), i);
+        assert_int_equal(engine_device_waits(h->en->watch), i);
         *other += 1;
     }
     *other |= 1;
     *own += 1;
     for (uint32_t i = 0; i < 4; i++)
-        assert_int_equal(engine_device_waits(h->en), i);
+        assert_int_equal(engine_device_waits(h->en->watch), i);
     *other += 1;
-    assert_int_equal(engine_device_waits(h->en), 0);
+    assert_int_equal(engine_device_waits(h->en->watch), 0);
     eh_close(&h);
 }
 
