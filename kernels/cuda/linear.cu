@@ -2,7 +2,7 @@
  *
  *      weights      rows 1..4              5..64                       more
  *      quantised    dp4a, x as int8        tensor cores, x as int8     expanded to halves slice by slice, cuBLAS
- *      F16, BF16    x as f32               cuBLAS, x as halves or bf16, f32 sums
+ *      F16, BF16    x as f32               x as halves or bf16, f32 sums: tensor cores up to 32 rows, cuBLAS beyond
  *      F32          x as f32               cuBLAS in f32, no TF32: with f32 caches nothing is ever rounded below f32
  *
  * Sums. int8: exact within a block of 32 (sub-block of 16), blocks added in f32 with kn_int8.h's two fma; linear_gemv.cu
@@ -287,17 +287,19 @@ static bool product_pair(struct cuda *c, const struct op_linear *l, uint32_t i, 
 
 /* ---- the choice ---- */
 
-static struct jobs jobs_of(const struct op_linear *l, uint32_t first, uint32_t n)
+/* Of `rows` rows from `row` on, matrices first .. first + n. */
+static struct jobs jobs_of(const struct op_linear *l, uint32_t first, uint32_t n, uint32_t row,
+                           uint32_t rows)
 {
     struct jobs j;
     memset(&j, 0, sizeof j);
     j.n = n;
-    j.rows = l->rows;
+    j.rows = rows;
     j.add = l->add;
     for (uint32_t i = 0; i < n; i++) {
         j.p[i] = l->w[first + i]->p;
         j.bias[i] = l->bias[first + i];
-        j.out[i] = l->outs[first + i];
+        j.out[i] = l->outs[first + i] + (size_t)row * l->w[first + i]->rows;
     }
     return j;
 }
@@ -343,6 +345,11 @@ static void run_plain(struct cuda *c, const struct op_linear *l, uint32_t first,
         struct x_plain x = {known.data, type, rows, cols, cols, known.scale};
         if (!ready)
             x = x_to_plain(c, type, l->x + (size_t)r * cols, rows, cols, known.scale);
+        if (rows <= HALF_ROWS && type != CUDA_R_32F && as_it_is(l->w[first], &x)) {
+            struct jobs j = jobs_of(l, first, n, r, rows);
+            gemm_half(c, &j, &x);
+            continue;
+        }
         for (uint32_t i = first; i < first + n; i++)
             if (i + 1 < first + n && product_pair(c, l, i, r, &x))
                 i++;
@@ -354,7 +361,7 @@ static void run_plain(struct cuda *c, const struct op_linear *l, uint32_t first,
 static void run_group(struct cuda *c, const struct op_linear *l, uint32_t first, uint32_t n)
 {
     enum kn_type type = l->w[first]->type;
-    struct jobs j = jobs_of(l, first, n);
+    struct jobs j = jobs_of(l, first, n, 0, l->rows);
     if (by_library(type, l->rows)) {
         run_plain(c, l, first, n);
         return;
@@ -387,7 +394,7 @@ int linear_open(struct cuda *c)
 {
     if (!RUN_BLAS(c, cublasSetPointerMode, c->blas, CUBLAS_POINTER_MODE_DEVICE))
         return KN_EDEVICE;
-    return gemm_open(c);
+    return gemm_open(c) == KN_OK ? gemm_half_open(c) : KN_EDEVICE;
 }
 
 void cuda_linear(struct kn *kn, uint32_t n_w, const struct kn_weight *const *w,

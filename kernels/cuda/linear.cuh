@@ -124,6 +124,38 @@ DEV void job_store(const struct jobs &j, uint32_t i, uint32_t row, uint32_t o, f
     *at = j.add ? *at + t : t;
 }
 
+/* Where the matrices have too few rows to fill the device, cols are cut in parts (a number that depends on the matrices and the
+ * device alone): blockIdx.y is one, and parts_add adds their sums in ascending order. */
+struct parts {
+    float *sums;       /* [n][rows_pad][all matrices' rows], or NULL: there is one part */
+    uint32_t n, steps; /* steps of a part */
+    uint32_t rows_pad, rows, at[KN_LINEAR_MAX];
+};
+
+DEV void part_store(const struct jobs &j, const struct parts &p, uint32_t i, uint32_t row,
+                    uint32_t o, float t)
+{
+    if (p.sums)
+        p.sums[((size_t)blockIdx.y * p.rows_pad + row) * p.rows + p.at[i] + o] = t;
+    else
+        job_store(j, i, row, o, t);
+}
+
+/* For the oldest of n stages, of which all but one may be under way. */
+#define STAGES_MIN 3
+#define STAGES_MAX 6
+DEV void stages_wait(uint32_t n)
+{
+    if (n == 6)
+        cpa_wait<4>();
+    else if (n == 5)
+        cpa_wait<3>();
+    else if (n == 4)
+        cpa_wait<2>();
+    else
+        cpa_wait<1>();
+}
+
 /* linear.cu */
 /* Activations as int8 in the scratch, `cols` a row, padded to rows_pad rows, for weights of this type. */
 struct x_target x_int8_target(struct cuda *c, enum kn_type type, uint32_t cols, uint32_t rows_pad);
@@ -164,6 +196,19 @@ void gemv_floats(struct cuda *c, enum kn_type type, struct jobs *j, const float 
 uint32_t gemm_pad(uint32_t rows);
 int gemm_open(struct cuda *c);
 void gemm_quantised(struct cuda *c, enum kn_type type, struct jobs *j, const struct x_int8 *x);
+#define GEMM_TILE 64 /* rows of weights of a block */
+/* Deals blocks to the matrices and cuts their rows of `steps` steps, for a kernel that takes at most rows_most rows (rows_pad:
+ * now); returns the blocks. */
+uint32_t parts_plan(struct cuda *c, struct jobs *j, uint32_t steps, uint32_t rows_most,
+                    uint32_t rows_pad, struct parts *ret);
+void parts_add(struct cuda *c, const struct jobs *j, const struct parts *p);
+/* Stages of so many bytes: as many as leave shared memory for five blocks a multiprocessor, or for two where there is little. */
+uint32_t stages_for(const struct cuda *c, uint32_t bytes);
+
+/* linear_half.cu: weights in 16 bits, x as they are, at most HALF_ROWS rows: all that a decode pass has. */
+#define HALF_ROWS 32
+int gemm_half_open(struct cuda *c);
+void gemm_half(struct cuda *c, struct jobs *j, const struct x_plain *x);
 /* Eight values (16-bit types) or four from 16 bytes. */
 template <int TYPE> DEV void chunk_values(uint4 v, float *ret)
 {

@@ -13,19 +13,16 @@
  * zero); they are scaled and added to the f32 accumulators at once. The zero point enters as the sums' starting value.
  *
  * Order of a sum: one accumulator an output, blocks ascending: kn_int8.h's rule to the bit, if one block of threads has the
- * whole row. Where the matrix has too few rows to fill the device, cols are split in `splits` equal parts (a number that
- * depends on the matrix and the device alone), whose sums are added in ascending order.
+ * whole row. Where the matrix has too few rows to fill the device, it is cut (struct parts).
  *
  * Rows of 64 bytes in shared memory have their four chunks of 16 swapped by row, chunk ^ (row / 2 % 4), so that the eight
  * rows of a fragment (ldmatrix) lie in different banks; rows of 32 bytes are padded to 48. */
 #include "linear.cuh"
 
 #define THREADS 128
-#define ROWS 64
-#define STAGES_MIN 3
-#define STAGES_MAX 6
+#define ROWS GEMM_TILE
 #define STEP 4 /* blocks of 32 a step */
-#define SPLITS_MAX 8
+#define PARTS_MAX 8u
 
 /* A stage: the planes' parts, then x and its scales, whose size follows from cols, the padded rows of x. */
 template <class Q> struct stage_of {
@@ -43,10 +40,8 @@ template <class Q> struct stage_of {
 struct gemm_args {
     struct jobs j;
     struct x_int8 x;
-    uint32_t per;           /* steps of a split */
+    struct parts parts;
     uint32_t stage, stages; /* bytes of a stage, and how many there are */
-    float *part;            /* [split][x.rows_pad][all matrices' rows], or NULL */
-    uint32_t part_rows, part_at[KN_LINEAR_MAX];
 };
 
 DEV uint32_t swapped(uint32_t row, uint32_t chunk)
@@ -247,11 +242,7 @@ DEV void sums_store(const struct gemm_args &g, uint32_t job, uint32_t mine, floa
                      row = mine + 8 * (i >> 1);
             if (row >= g.j.p[job].rows || col >= g.j.rows)
                 continue;
-            if (g.part)
-                g.part[((size_t)blockIdx.y * g.x.rows_pad + col) * g.part_rows + g.part_at[job] +
-                       row] = acc[nt][i];
-            else
-                job_store(g.j, job, col, row, acc[nt][i]);
+            part_store(g.j, g.parts, job, col, row, acc[nt][i]);
         }
 }
 
@@ -259,19 +250,6 @@ DEV void sums_store(const struct gemm_args &g, uint32_t job, uint32_t mine, floa
 template <class Q> constexpr int blocks_least()
 {
     return Q::N_SUB == 2 ? 3 : Q::SUPER || Q::B_BITS > 0 ? 4 : 5;
-}
-
-/* For the oldest of n stages. */
-DEV void stages_wait(uint32_t n)
-{
-    if (n == 6)
-        cpa_wait<4>();
-    else if (n == 5)
-        cpa_wait<3>();
-    else if (n == 4)
-        cpa_wait<2>();
-    else
-        cpa_wait<1>();
 }
 
 template <class Q, int NT>
@@ -282,7 +260,7 @@ __global__ void __launch_bounds__(THREADS, NT < 8 ? 4 : blocks_least<Q>())
     uint32_t job = job_of(g.j, blockIdx.x), n = g.stages;
     const struct packed p = g.j.p[job];
     uint32_t o = (blockIdx.x - g.j.first[job]) * ROWS;
-    uint32_t step = blockIdx.y * g.per, end = min(step + g.per, p.kbp / STEP);
+    uint32_t step = blockIdx.y * g.parts.steps, end = min(step + g.parts.steps, p.kbp / STEP);
     float acc[NT][4];
     copier<Q> c;
     early_next();
@@ -315,18 +293,19 @@ __global__ void __launch_bounds__(THREADS, NT < 8 ? 4 : blocks_least<Q>())
     sums_store<Q, NT>(g, job, o + (uint32_t)warp_id() * 16 + (uint32_t)lane_id() / 4, acc);
 }
 
-/* One thread an output: the splits' sums in ascending order. blockIdx.y: row, z: matrix. */
-__global__ void __launch_bounds__(256) splits_add(struct gemm_args g, uint32_t splits)
+/* One thread an output: the parts' sums in ascending order. blockIdx.y: row, z: matrix. */
+__global__ void __launch_bounds__(256) parts_sum(struct jobs j, struct parts p)
 {
     uint32_t o = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y, job = blockIdx.z;
     early_next();
     early_wait();
-    if (o >= g.j.p[job].rows)
+    if (o >= j.p[job].rows)
         return;
     float t = 0.0f;
-    for (uint32_t s = 0; s < splits; s++)
-        t += g.part[((size_t)s * g.x.rows_pad + row) * g.part_rows + g.part_at[job] + o];
-    job_store(g.j, job, row, o, t);
+    const float *sums = p.sums + (job == 0 ? p.at[0] : job == 1 ? p.at[1] : p.at[2]) + o;
+    for (uint32_t k = 0; k < p.n; k++)
+        t += sums[((size_t)k * p.rows_pad + row) * p.rows];
+    job_store(j, job, row, o, t);
 }
 
 /* ---- launches ---- */
@@ -336,11 +315,42 @@ uint32_t gemm_pad(uint32_t rows)
     return (rows + 7) / 8 * 8;
 }
 
-/* Parts of a row, so that there are three blocks for each multiprocessor; none shorter than four steps. */
-static uint32_t splits_for(const struct cuda *c, uint32_t blocks, uint32_t steps)
+uint32_t parts_plan(struct cuda *c, struct jobs *j, uint32_t steps, uint32_t rows_most,
+                    uint32_t rows_pad, struct parts *ret)
 {
-    uint32_t want = 3 * (uint32_t)c->n_sms / blocks;
-    return KN_MAX(1u, KN_MIN(KN_MIN(want, SPLITS_MAX), steps / 4));
+    uint32_t blocks = 0;
+    memset(ret, 0, sizeof *ret);
+    for (uint32_t i = 0; i < j->n; i++) {
+        j->first[i] = blocks;
+        ret->at[i] = ret->rows;
+        blocks += (j->p[i].rows + GEMM_TILE - 1) / GEMM_TILE;
+        ret->rows += j->p[i].rows;
+    }
+    /* three blocks for each multiprocessor, no part shorter than four steps, and whatever the rows: one number of parts */
+    size_t bytes = (size_t)rows_most * ret->rows * sizeof(float);
+    size_t n = KN_MIN(KN_MIN(3 * (uint32_t)c->n_sms / blocks, PARTS_MAX), steps / 4);
+    n = KN_MAX((size_t)1, KN_MIN(n, c->scratch.l_bytes / bytes));
+    ret->steps = (steps + (uint32_t)n - 1) / (uint32_t)n;
+    ret->n = (steps + ret->steps - 1) / ret->steps;
+    ret->rows_pad = rows_pad;
+    ret->sums = ret->n > 1 ? c->scratch.l : NULL;
+    return blocks;
+}
+
+void parts_add(struct cuda *c, const struct jobs *j, const struct parts *p)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < j->n; i++)
+        most = KN_MAX(most, j->p[i].rows);
+    if (p->sums)
+        KERNEL_EARLY(c, parts_sum, dim3((most + 255) / 256, j->rows, j->n), dim3(256), 0, *j, *p);
+}
+
+uint32_t stages_for(const struct cuda *c, uint32_t bytes)
+{
+    size_t blocks = KN_MAX((size_t)2, KN_MIN((size_t)5, c->smem_max / (44 << 10)));
+    size_t fit = (c->smem_max / blocks - 1024) / bytes; /* 1 KiB is the system's */
+    return (uint32_t)KN_MAX((size_t)STAGES_MIN, KN_MIN(fit, (size_t)STAGES_MAX));
 }
 
 template <class Q> static uint32_t stage_bytes(uint32_t cols)
@@ -348,38 +358,15 @@ template <class Q> static uint32_t stage_bytes(uint32_t cols)
     return stage_of<Q>::X_AT + cols * stage_of<Q>::X_COL;
 }
 
-/* As many as leave shared memory for five blocks a multiprocessor, or for two where there is little. */
-static uint32_t stages_for(const struct cuda *c, uint32_t bytes)
-{
-    size_t blocks = KN_MAX((size_t)2, KN_MIN((size_t)5, c->smem_max / (44 << 10)));
-    size_t fit = (c->smem_max / blocks - 1024) / bytes; /* 1 KiB is the system's */
-    return (uint32_t)KN_MAX((size_t)STAGES_MIN, KN_MIN(fit, (size_t)STAGES_MAX));
-}
-
 template <class Q, int NT> static void launch(struct cuda *c, struct gemm_args *g)
 {
-    uint32_t blocks = 0, most = 0, steps = g->j.p[0].kbp / STEP;
-    for (uint32_t i = 0; i < g->j.n; i++) {
-        g->j.first[i] = blocks;
-        g->part_at[i] = g->part_rows;
-        blocks += (g->j.p[i].rows + ROWS - 1) / ROWS;
-        g->part_rows += g->j.p[i].rows;
-        most = KN_MAX(most, g->j.p[i].rows);
-    }
-    uint32_t splits = splits_for(c, blocks, steps);
-    size_t part = (size_t)GEMM_ROWS * g->part_rows *
-                  sizeof(float); /* whatever the rows: one number of splits */
-    splits = (uint32_t)KN_MIN((size_t)splits, KN_MAX((size_t)1, c->scratch.l_bytes / part));
-    g->per = (steps + splits - 1) / splits;
-    splits = (steps + g->per - 1) / g->per;
-    g->part = splits > 1 ? c->scratch.l : NULL;
+    uint32_t steps = g->j.p[0].kbp / STEP;
+    uint32_t blocks = parts_plan(c, &g->j, steps, GEMM_ROWS, g->x.rows_pad, &g->parts);
     g->stage = stage_bytes<Q>(g->x.rows_pad);
     g->stages = stages_for(c, g->stage);
-    KERNEL_EARLY(c, (gemm_int8<Q, NT>), dim3(blocks, splits), dim3(THREADS), g->stages * g->stage,
-                 *g);
-    if (splits > 1)
-        KERNEL_EARLY(c, splits_add, dim3((most + 255) / 256, g->j.rows, g->j.n), dim3(256), 0, *g,
-                     splits);
+    KERNEL_EARLY(c, (gemm_int8<Q, NT>), dim3(blocks, g->parts.n), dim3(THREADS),
+                 g->stages * g->stage, *g);
+    parts_add(c, &g->j, &g->parts);
 }
 
 void gemm_quantised(struct cuda *c, enum kn_type type, struct jobs *j, const struct x_int8 *x)

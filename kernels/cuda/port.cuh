@@ -209,7 +209,8 @@ template <class T> DEV T warp_max(T v)
  *      a[0]: row g,   k 2t..2t+1     a[2]: row g,   k 2t+8..2t+9     b[0]: k 2t..2t+1,   col g
  *      a[1]: row g+8, k 2t..2t+1     a[3]: row g+8, k 2t+8..2t+9     b[1]: k 2t+8..2t+9, col g
  *      d[0], d[1]: row g, cols 2t, 2t+1                              d[2], d[3]: row g+8, the same cols */
-using simt::mma_f16; /* (float d[4], const uint32_t a[4], const uint32_t b[2]) */
+using simt::mma_bf16; /* the same of bf16; sm_80 on */
+using simt::mma_f16;  /* (float d[4], const uint32_t a[4], const uint32_t b[2]) */
 /* The half of it: k = 8, a[0], a[1] and b as above. */
 using simt::mma_f16_k8; /* (float d[4], const uint32_t a[2], const uint32_t b[1]) */
 /* d (16x8, s32) += a (16x32, row) . b (32x8, col), signed bytes in fours:
@@ -242,6 +243,17 @@ DEV void mma_f16(float *d, const uint32_t *a, const uint32_t *b)
     mma_f16_k8(d, a + 2, b + 1);
 #else
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+DEV void mma_bf16(float *d, const uint32_t *a, const uint32_t *b)
+{
+#if __CUDA_ARCH__ < 800
+    __trap(); /* no such instruction: linear.cu makes halves of bf16 there */
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -56,7 +56,7 @@ awk -F '\t' -v mode="$1" -v table="$table" -v nvcc="$nvcc" '
     # Kernels whose time is the time that memory takes. Half of what they fetch comes 16 bytes at a time: scales, slots and
     # the paths of odd sizes are the rest. Codes of two bits (Q2_K, Q3_K) are 8 bytes a block; gemm_int8 reads what its sums
     # are added to in fours, and everything else by cp.async.
-    function hot_kernel(k) { return k ~ /^(gemv_|gemm_int8|attn_few|attn_many|logit_|rmsnorm|kv_write)/ }
+    function hot_kernel(k) { return k ~ /^(gemv_|gemm_|attn_few|attn_many|logit_|rmsnorm|kv_write)/ }
     function wide_least(k) { return k ~ /quant<1[01]>|^gemm_int8/ ? 0.25 : 0.5 }
     function fail(text) { print "ptxas: " text; bad++ }
     function near(a, b) { return a <= b * 1.25 && b <= a * 1.25 }

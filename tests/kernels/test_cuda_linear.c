@@ -1,5 +1,5 @@
 /* What the GPU backend promises of its products beyond the tolerances of test_kn_linear.c: the order of every sum of
- * quantised weights, to the bit, up to 64 rows; what they expand to beyond; and inputs beyond the range of halves. */
+ * quantised weights, to the bit, up to 64 rows; what they expand to beyond; few rows by weights in 16 bits; and inputs beyond the range of halves. */
 #include "kernels_device.h"
 
 /* ---- the documented orders, in plain C ---- */
@@ -250,6 +250,103 @@ static void values_beyond_halves_do_not_overflow(void **state)
     kd_each(check_large);
 }
 
+/* ---- few rows by weights in 16 bits ---- */
+
+static float in_16_bits(enum kn_type type, float x)
+{
+    if (type == KN_BF16) {
+        uint32_t u;
+        memcpy(&u, &x, 4);
+        u = (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u;
+        memcpy(&x, &u, 4);
+        return x;
+    }
+    float ret;
+    kc_stored(KN_F16, &x, 1, &ret);
+    return ret;
+}
+
+struct few {
+    enum kn_type type;
+    uint32_t rows, cols, outs[2];
+    bool add, bias;
+};
+
+/* Two matrices of one input: the exact products of what x is in 16 bits, but for sums in f32. */
+static void check_few(struct kn *kn, struct few f)
+{
+    size_t n = (size_t)f.rows * f.cols;
+    float *x = kc_floats(f.cols, n, 1.0f), *dev_x = kc_up(kn, x, n * sizeof *x);
+    float *out[2], *got[2], *before[2], *bias[2], *dev_bias[2], *values[2];
+    struct kn_tensor t[2];
+    struct kn_weight *w[2];
+    for (int i = 0; i < 2; i++) {
+        size_t n_out = (size_t)f.rows * f.outs[i];
+        t[i] = kc_tensor(f.type, f.outs[i], f.cols, 5 + (uint64_t)i);
+        w[i] = kc_load(kn, &t[i]);
+        values[i] = kc_tensor_values(&t[i]);
+        before[i] = kc_floats(8 + (uint64_t)i, n_out, 1.0f);
+        bias[i] = kc_floats(18 + (uint64_t)i, f.outs[i], 1.0f);
+        out[i] = kc_up(kn, before[i], n_out * sizeof(float));
+        dev_bias[i] = kc_up(kn, bias[i], f.outs[i] * sizeof(float));
+        got[i] = malloc(n_out * sizeof(float));
+        assert_non_null(got[i]);
+    }
+    kn->ops->linear(kn, 2, (const struct kn_weight *const *)w,
+                    f.bias ? (const float *const *)dev_bias : NULL, dev_x, f.rows, out, f.add);
+    for (int i = 0; i < 2; i++) {
+        kc_down(kn, got[i], out[i], (size_t)f.rows * f.outs[i] * sizeof(float));
+        for (uint32_t r = 0; r < f.rows; r++)
+            for (uint32_t o = 0; o < f.outs[i]; o++) {
+                size_t at = (size_t)r * f.outs[i] + o;
+                double sum =
+                    (f.add ? (double)before[i][at] : 0) + (f.bias ? (double)bias[i][o] : 0);
+                double size = fabs(sum);
+                for (uint32_t k = 0; k < f.cols; k++) {
+                    double v = (double)values[i][(size_t)o * f.cols + k] *
+                               (double)in_16_bits(f.type, x[(size_t)r * f.cols + k]);
+                    sum += v;
+                    size += fabs(v);
+                }
+                if (!(fabs((double)got[i][at] - sum) <= 1e-5 * size))
+                    fail_msg("%s: %s, %u rows of %u: output %u of row %u is %g, expected %g",
+                             kd_label(), kn_type_find(f.type)->name, f.rows, f.cols, o, r,
+                             (double)got[i][at], sum);
+            }
+        kn->ops->weight_free(kn, &w[i]);
+        kc_tensor_free(&t[i]);
+        kc_drop(kn, dev_bias[i], f.outs[i] * sizeof(float));
+        free(values[i]);
+        free(before[i]);
+        free(bias[i]);
+        free(got[i]);
+    }
+    kc_drop(kn, dev_x, n * sizeof *x);
+    free(x);
+}
+
+static void check_few_rows(struct kn *kn)
+{
+    for (int t = 0; t < 2; t++) {
+        enum kn_type type = t ? KN_BF16 : KN_F16;
+        check_few(kn, (struct few){type, 5, 8, {1, 65}, false, false});
+        check_few(kn, (struct few){type, 8, 64, {64, 3}, true, false});
+        check_few(kn, (struct few){type, 9, 75, {63, 130}, false, true}); /* half a chunk */
+        check_few(kn, (struct few){type, 16, 392, {70, 8}, true, true});
+        check_few(
+            kn, (struct few){type, 17, 264, {66, 1}, false, true}); /* cut in parts from here on */
+        check_few(kn, (struct few){type, 32, 968, {5, 67}, true, true});
+        check_few(kn, (struct few){type, 7, 2056, {20, 65}, false, true});
+        check_few(kn, (struct few){type, 33, 72, {9, 64}, true, true}); /* the library's */
+    }
+}
+
+static void few_rows_by_weights_in_16_bits(void **state)
+{
+    (void)state;
+    kd_each(check_few_rows);
+}
+
 /* ---- inputs that the op before makes in 16 bits ---- */
 
 enum { IN_ROWS = 70, IN_COLS = 264, IN_OUTS = 24 };
@@ -419,6 +516,7 @@ int main(void)
         cmocka_unit_test(long_rows_are_split_among_blocks),
         cmocka_unit_test(weights_expand_to_the_nearest_halves),
         cmocka_unit_test(values_beyond_halves_do_not_overflow),
+        cmocka_unit_test(few_rows_by_weights_in_16_bits),
         cmocka_unit_test(norms_and_gates_write_what_products_read),
         cmocka_unit_test(norms_and_gates_write_int8),
     };

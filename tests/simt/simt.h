@@ -151,6 +151,7 @@ int64_t warp_reduce(enum reduce how, uint32_t mask, int64_t v, place at);
 uint32_t warp_match_any(uint32_t mask, uint64_t v, place at);
 
 void mma_f16(float *d, const uint32_t *a, const uint32_t *b, SIMT_HERE);
+void mma_bf16(float *d, const uint32_t *a, const uint32_t *b, SIMT_HERE);
 void mma_f16_k8(float *d, const uint32_t *a, const uint32_t *b, SIMT_HERE);
 void mma_s8(int *d, const uint32_t *a, const uint32_t *b, SIMT_HERE);
 void ldsm4(uint32_t *r, const void *row, SIMT_HERE);

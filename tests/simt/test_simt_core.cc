@@ -144,8 +144,8 @@ static void barriers_order_a_block(void **)
 
 /* ---- tensor cores, ldmatrix, cp.async ---- */
 
-/* c (16 x 8 n) = a (16 x k) . b (8 n x k)^T, one warp; rows of k + 8 halves in shared memory. */
-__global__ void half_product(const half_t *a, const half_t *b, float *c, int k, int n8)
+/* c (16 x 8 n) = a (16 x k) . b (8 n x k)^T, one warp; rows of k + 8 halves (or bf16) in shared memory. */
+__global__ void half_product(const half_t *a, const half_t *b, float *c, int k, int n8, bool bf16)
 {
     DYN_SMEM(half_t, sa);
     int ld = k + 8, l = lane_id();
@@ -163,6 +163,10 @@ __global__ void half_product(const half_t *a, const half_t *b, float *c, int k, 
         uint32_t fa[4], fb[4];
         ldsm4(fa, sa + (l & 15) * ld + k0 + (l >> 4) * 8);
         ldsm2(fb, sb + (l & 7) * ld + k0 + (l >> 3 & 1) * 8);
+        if (bf16) {
+            mma_bf16(d, fa, fb);
+            continue;
+        }
         mma_f16(d, fa, fb);
         mma_f16_k8(e, fa, fb);
         mma_f16_k8(e, fa + 2, fb + 1);
@@ -170,38 +174,45 @@ __global__ void half_product(const half_t *a, const half_t *b, float *c, int k, 
     int g = l >> 2, t = l & 3, col = (int)blockIdx.x * 8 + 2 * t;
     for (int i = 0; i < 4; i++) {
         size_t at = (size_t)(g + i / 2 * 8) * (n8 * 8) + (size_t)(col + i % 2);
-        c[at] = d[i] == e[i] ? d[i] : -1e30f;
+        c[at] = bf16 || d[i] == e[i] ? d[i] : -1e30f;
     }
 }
 
-static void halves_are_multiplied(void **)
+static void check_half_product(bool bf16)
 {
     test_random r = {3};
     const int k = 48, n8 = 3;
+    auto narrow = [bf16](float x) { return bf16 ? half_of(f2bf(x)) : f2h(x); };
+    auto value = [bf16](half_t x) { return (double)(bf16 ? bf2f(half_bits(x)) : h2f(x)); };
     std::vector<half_t> a(16 * k), b(8 * n8 * k);
     for (half_t &x : a)
-        x = f2h(r.unit());
+        x = narrow(r.unit());
     for (half_t &x : b)
-        x = f2h(r.unit());
+        x = narrow(r.unit());
     for (enum simt::schedule s : schedules) {
         use_schedule(s);
         half_t *da = device_of(a), *db = device_of(b);
         float *dc = device_new<float>(16 * 8 * n8);
         LAUNCH(half_product, dim3(n8), dim3(32), 24 * (k + 8) * sizeof(half_t), 0, da, db, dc, k,
-               n8);
+               n8, bf16);
         std::vector<float> c = host_of(dc, 16 * 8 * n8);
         for (int i = 0; i < 16; i++)
             for (int j = 0; j < 8 * n8; j++) {
                 double sum = 0;
                 for (int x = 0; x < k; x++)
-                    sum +=
-                        (double)h2f(a[(size_t)(i * k + x)]) * (double)h2f(b[(size_t)(j * k + x)]);
+                    sum += value(a[(size_t)(i * k + x)]) * value(b[(size_t)(j * k + x)]);
                 assert_float_equal(c[(size_t)(i * 8 * n8 + j)], (float)sum, 1e-5f);
             }
         CUDA(cudaFree(da));
         CUDA(cudaFree(db));
         CUDA(cudaFree(dc));
     }
+}
+
+static void halves_are_multiplied(void **)
+{
+    check_half_product(false);
+    check_half_product(true);
 }
 
 /* One 16 x 32 by 32 x 8 product of bytes. */

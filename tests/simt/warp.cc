@@ -157,7 +157,16 @@ struct mma_arg {
 };
 
 /* The lane of fragment row or column g that holds pair t, in the layouts of port.cuh. */
-template <int K> static void mma_f16_finish(void **args, uint32_t)
+static float half_value(uint32_t bits)
+{
+    return __half2float(__half{(uint16_t)bits});
+}
+static float bf16_value(uint32_t bits) /* the upper half of a float */
+{
+    return __uint_as_float(bits << 16);
+}
+
+template <int K, float (*VALUE)(uint32_t bits)> static void mma_half_finish(void **args, uint32_t)
 {
     float A[16][K], B[K][8], D[16][8];
     for (int l = 0; l < LANES; l++) {
@@ -165,10 +174,9 @@ template <int K> static void mma_f16_finish(void **args, uint32_t)
         int g = l >> 2, t = (l & 3) * 2;
         for (int h = 0; h < 2; h++) {
             for (int k = 0; k < K / 8; k++) {
-                A[g][8 * k + t + h] = __half2float(__half{(uint16_t)(x->a[2 * k] >> 16 * h)});
-                A[g + 8][8 * k + t + h] =
-                    __half2float(__half{(uint16_t)(x->a[2 * k + 1] >> 16 * h)});
-                B[8 * k + t + h][g] = __half2float(__half{(uint16_t)(x->b[k] >> 16 * h)});
+                A[g][8 * k + t + h] = VALUE(x->a[2 * k] >> 16 * h & 0xffffu);
+                A[g + 8][8 * k + t + h] = VALUE(x->a[2 * k + 1] >> 16 * h & 0xffffu);
+                B[8 * k + t + h][g] = VALUE(x->b[k] >> 16 * h & 0xffffu);
             }
             D[g][t + h] = ((const float *)x->d)[h];
             D[g + 8][t + h] = ((const float *)x->d)[2 + h];
@@ -190,14 +198,21 @@ template <int K> static void mma_f16_finish(void **args, uint32_t)
 
 void mma_f16(float *d, const uint32_t *a, const uint32_t *b, place at)
 {
-    static const collective op = {"mma.m16n8k16.f16", mma_f16_finish<16>};
+    static const collective op = {"mma.m16n8k16.f16", mma_half_finish<16, half_value>};
+    mma_arg x = {d, a, b};
+    collect(op, 0xffffffffu, &x, at);
+}
+
+void mma_bf16(float *d, const uint32_t *a, const uint32_t *b, place at)
+{
+    static const collective op = {"mma.m16n8k16.bf16", mma_half_finish<16, bf16_value>};
     mma_arg x = {d, a, b};
     collect(op, 0xffffffffu, &x, at);
 }
 
 void mma_f16_k8(float *d, const uint32_t *a, const uint32_t *b, place at)
 {
-    static const collective op = {"mma.m16n8k8.f16", mma_f16_finish<8>};
+    static const collective op = {"mma.m16n8k8.f16", mma_half_finish<8, half_value>};
     mma_arg x = {d, a, b};
     collect(op, 0xffffffffu, &x, at);
 }
