@@ -9,6 +9,8 @@
  *              The last one that stays is found a byte of its bits at a time
  *      draw    the largest of v / temperature + Gumbel noise: candidates win with probability w / sum
  *
+ * One block has one multiprocessor's way to memory: eight loads of a thread are under way before the first is used.
+ *
  * Noise is Philox4x32-10 of key (seed) and counter (id / 4, stream): a token depends on its row, seed and stream alone. */
 #include "pick.cuh"
 
@@ -32,7 +34,7 @@ typedef unsigned long long u64;
 /* Shared memory of a block. */
 struct sample_smem {
     u64 best[PICK_WARPS];
-    u64 mass[256];
+    uint32_t mass[2][256]; /* lower words, upper words */
     uint32_t count[256];
     uint32_t ranks[PICK_WARPS];
     u64 enough, mass_before; /* of walk_find */
@@ -96,27 +98,58 @@ DEV u64 block_best(u64 best, u64 *part)
 
 /* ---- the steps ---- */
 
+#define AHEAD 8
+
+/* This thread's values i, i + PICK_THREADS ... of a row; those behind the end are NaN. */
+DEV void values_load(const float *row, uint32_t n, uint32_t i, float *ret)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < AHEAD; k++)
+        ret[k] = i + k * PICK_THREADS < n ? row[i + k * PICK_THREADS] : NAN;
+}
+
+DEV float clean(float x)
+{
+    return x == x ? x : -INFINITY;
+}
+
+DEV u64 row_best(const float *row, uint32_t n)
+{
+    u64 best = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += AHEAD * PICK_THREADS) {
+        float x[AHEAD];
+        values_load(row, n, i, x);
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++) {
+            u64 b = i + k * PICK_THREADS < n ? best_of(clean(x[k]), i + k * PICK_THREADS) : 0;
+            best = b > best ? b : best;
+        }
+    }
+    return best;
+}
+
 /* Fills v and returns the largest. */
 DEV u64 row_prepare(const struct sample_args &a, const struct row_how &how, const float *logits,
                     float *v, struct sample_smem *sh)
 {
-    for (uint32_t i = threadIdx.x; i < a.n; i += PICK_THREADS)
-        v[i] = logits[i] == logits[i] ? logits[i] : -INFINITY;
+    for (uint32_t i = threadIdx.x; i < a.n; i += AHEAD * PICK_THREADS) {
+        float x[AHEAD];
+        values_load(logits, a.n, i, x);
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++)
+            if (i + k * PICK_THREADS < a.n)
+                v[i + k * PICK_THREADS] = clean(x[k]);
+    }
     __syncthreads();
     if (how.penalty != 1.0f)
         for (uint32_t i = threadIdx.x; i < how.n_recent; i += PICK_THREADS) {
             uint32_t id = (uint32_t)a.recent[how.recent_at + i];
-            float l = logits[id] == logits[id] ? logits[id] : -INFINITY;
+            float l = clean(logits[id]);
             /* from the logit as it was: said twice, penalised once */
             atomicExch(&v[id], l > 0.0f ? l / how.penalty : l * how.penalty);
         }
     __syncthreads();
-    u64 best = 0;
-    for (uint32_t i = threadIdx.x; i < a.n; i += PICK_THREADS) {
-        u64 b = best_of(v[i], i);
-        best = b > best ? b : best;
-    }
-    return block_best(best, sh->best);
+    return block_best(row_best(v, a.n), sh->best);
 }
 
 /* What the draw may take: bits above `bits`, and the first `equal` ids with just these. */
@@ -135,24 +168,39 @@ DEV u64 mass_of(const struct weights &w, float v)
     return x >= w.min_p ? (u64)(x * 0x1p40f) : 0;
 }
 
-/* Counts and masses of the candidates' next byte, among those whose upper bytes are `prefix`'s. */
+/* Counts and masses of the candidates' next byte, among those whose upper bytes are `prefix`'s. Words of 32 bits are added,
+ * and what the lower one carries: shared memory has no addition of 64, and would be asked again and again where many values
+ * share a byte. */
 DEV void histogram(const struct weights &w, const float *v, uint32_t n, uint32_t prefix, int shift,
                    struct sample_smem *sh)
 {
-    for (uint32_t i = threadIdx.x; i < 256; i += PICK_THREADS) {
-        sh->count[i] = 0;
-        sh->mass[i] = 0;
+    for (uint32_t i = threadIdx.x; i < 256; i += PICK_THREADS)
+        sh->count[i] = sh->mass[0][i] = sh->mass[1][i] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < n; i += AHEAD * PICK_THREADS) {
+        float x[AHEAD];
+        values_load(v, n, i, x);
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++) {
+            uint32_t bits = order_bits(x[k]), bin = bits >> shift & 255u;
+            if (i + k * PICK_THREADS >= n || (shift < 24 && (bits ^ prefix) >> (shift + 8) != 0))
+                continue;
+            u64 m = mass_of(w, x[k]);
+            if (m == 0)
+                continue;
+            uint32_t low = (uint32_t)m, high = (uint32_t)(m >> 32);
+            atomicAdd(&sh->count[bin], 1u);
+            high += atomicAdd(&sh->mass[0][bin], low) + low < low;
+            if (high > 0)
+                atomicAdd(&sh->mass[1][bin], high);
+        }
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < n; i += PICK_THREADS) {
-        u64 m = mass_of(w, v[i]);
-        uint32_t bits = order_bits(v[i]);
-        if (m == 0 || (shift < 24 && (bits ^ prefix) >> (shift + 8) != 0))
-            continue;
-        atomicAdd(&sh->count[bits >> shift & 255u], 1u);
-        atomicAdd(&sh->mass[bits >> shift & 255u], m);
-    }
-    __syncthreads();
+}
+
+DEV u64 mass_in(const struct sample_smem *sh, int bin)
+{
+    return (u64)sh->mass[1][bin] << 32 | sh->mass[0][bin];
 }
 
 /* Walks the bins from the top: which is the first after which there are `most` candidates or `enough` mass? Its number (or
@@ -165,7 +213,7 @@ DEV void walk_find(struct sample_smem *sh, uint32_t most, float top_p)
     u64 mass = 0;
     for (int i = 0; i < 8; i++) {
         count += sh->count[first - i];
-        mass += sh->mass[first - i];
+        mass += mass_in(sh, first - i);
     }
     uint32_t count_to = warp_prefix(count);
     u64 mass_to = warp_prefix(mass), all = __shfl_sync(FULL_WARP, mass_to, 31);
@@ -182,9 +230,9 @@ DEV void walk_find(struct sample_smem *sh, uint32_t most, float top_p)
     if (lane != __ffs((int)ends) - 1)
         return;
     int bin = first;
-    while (count_at + sh->count[bin] < most && mass_at + sh->mass[bin] < enough) {
+    while (count_at + sh->count[bin] < most && mass_at + mass_in(sh, bin) < enough) {
         count_at += sh->count[bin];
-        mass_at += sh->mass[bin];
+        mass_at += mass_in(sh, bin);
         bin--;
     }
     sh->bin = (uint32_t)bin;
@@ -214,15 +262,28 @@ DEV struct cut cut_find(const struct weights &w, const struct row_how &how, cons
         c.equal = sh->count[bin];
         if (shift == 0) { /* all of this bin weigh the same */
             uint32_t before = sh->count_before;
-            u64 each = c.equal ? sh->mass[bin] / c.equal : 0, fit = c.equal;
+            u64 each = c.equal ? mass_in(sh, (int)bin) / c.equal : 0, fit = c.equal;
             if (sh->enough != ~0ull && each > 0)
                 fit = (sh->enough - sh->mass_before + each - 1) / each;
             c.equal = (uint32_t)min(fit, (u64)min(most - before, c.equal));
             c.equal = before == 0 ? max(c.equal, 1u) : c.equal;
+            if (c.equal == sh->count[bin])
+                c.equal = 0xffffffffu; /* nobody need count them */
         }
         __syncthreads();
     }
     return c;
+}
+
+/* How many of the equal values at the cut stand before this thread's four, of which `mine` are some: bit by bit. */
+DEV uint32_t equal_before(uint32_t mine, uint32_t *seen, struct sample_smem *sh)
+{
+    uint32_t before = *seen, total;
+    for (uint32_t bit = 0; bit < 3; bit++) {
+        before += block_rank(mine >> bit & 1u, sh->ranks, &total) << bit;
+        *seen += total << bit;
+    }
+    return before;
 }
 
 /* The candidate with the most noise. The equal ones at the cut are counted in the order of ids. */
@@ -230,37 +291,34 @@ DEV u64 draw(const struct sample_args &a, const struct row_how &how, const struc
              const float *v, struct cut c, struct sample_smem *sh)
 {
     u64 best = 0;
-    uint32_t seen = 0, total;
+    uint32_t seen = 0;
     for (uint32_t start = 0; start < a.n; start += 4 * PICK_THREADS) {
-        uint32_t first = start + 4 * threadIdx.x;
-        float noise[4];
-        gumbel(how, first / 4, noise);
-        uint32_t mine = 0, before;
+        uint32_t first = start + 4 * threadIdx.x, mine = 0, before = 0, in = 0;
+        float x[4], noise[4];
+#pragma unroll
         for (uint32_t k = 0; k < 4; k++)
-            mine += first + k < a.n && order_bits(v[first + k]) == c.bits;
-        if (c.equal != 0xffffffffu) { /* ranks of up to four a thread: bit by bit */
-            before = seen;
-            for (uint32_t bit = 0; bit < 3; bit++) {
-                before += block_rank(mine >> bit & 1u, sh->ranks, &total) << bit;
-                seen += total << bit;
-            }
-        } else {
-            before = 0;
-        }
+            x[k] = first + k < a.n ? v[first + k] : -INFINITY;
+        for (uint32_t k = 0; k < 4; k++)
+            mine += first + k < a.n && order_bits(x[k]) == c.bits;
+        if (c.equal != 0xffffffffu)
+            before = equal_before(mine, &seen, sh);
         for (uint32_t k = 0; k < 4 && first + k < a.n; k++) {
-            float x = v[first + k];
-            uint32_t bits = order_bits(x);
-            bool in = bits > c.bits || (bits == c.bits && before++ < c.equal);
-            if (!in || mass_of(w, x) == 0)
-                continue;
-            u64 b = best_of(x * w.inverse_t + noise[k], first + k);
-            best = b > best ? b : best;
+            uint32_t bits = order_bits(x[k]);
+            bool stays = bits > c.bits || (bits == c.bits && before++ < c.equal);
+            in |= (uint32_t)(stays && mass_of(w, x[k]) > 0) << k;
+        }
+        if (in == 0)
+            continue;
+        gumbel(how, first / 4, noise);
+        for (uint32_t k = 0; k < 4; k++) {
+            u64 b = best_of(x[k] * w.inverse_t + noise[k], first + k);
+            best = in >> k & 1u && b > best ? b : best;
         }
     }
     return block_best(best, sh->best);
 }
 
-__global__ void __launch_bounds__(PICK_THREADS) sample_rows(struct sample_args a)
+__global__ void __launch_bounds__(PICK_THREADS, 1) sample_rows(struct sample_args a)
 {
     DYN_SMEM(struct sample_smem, sh);
     const struct row_how how = a.how[blockIdx.x];
@@ -286,17 +344,19 @@ const void *sample_kernel(void)
 
 /* ---- the host's side ---- */
 
-/* As many rows as the scratch holds at a time; their recent tokens stand before them in l. */
+/* As many rows as the scratch holds at a time. How they are picked and their recent tokens come in one copy: with two, the ring
+ * would be full, and the host would wait for the pass before it could ask for the tokens. */
 static uint32_t rows_stage(struct cuda *c, const struct kn_sample *how, uint32_t rows,
                            uint32_t n_vocab, struct sample_args *a)
 {
-    size_t most = c->scratch.l_bytes / (KN_RECENT_MAX * sizeof(int32_t)), n_recent = 0;
-    uint32_t n = (uint32_t)KN_MIN(most, c->scratch.x_bytes / (n_vocab * sizeof(float)));
+    size_t row_most = sizeof(struct row_how) + KN_RECENT_MAX * sizeof(int32_t), n_recent = 0;
+    uint32_t n = (uint32_t)KN_MIN(c->scratch.w_bytes / 2 / row_most,
+                                  c->scratch.x_bytes / (n_vocab * sizeof(float)));
     n = KN_MIN(n, rows);
     kn_assert(n > 0);
-    struct row_how *list = (struct row_how *)calloc(n, sizeof *list);
-    int32_t *recent = (int32_t *)malloc((size_t)n * KN_RECENT_MAX * sizeof *recent);
-    kn_assert(list && recent);
+    struct row_how *list = (struct row_how *)calloc(n, row_most);
+    kn_assert(list);
+    int32_t *recent = (int32_t *)(list + n);
     for (uint32_t r = 0; r < n; r++) {
         const struct kn_sample *h = &how[r];
         kn_assert(h->n_recent <= KN_RECENT_MAX);
@@ -314,15 +374,13 @@ static uint32_t rows_stage(struct cuda *c, const struct kn_sample *how, uint32_t
             recent[n_recent++] = h->recent[i];
         }
     }
-    ring_upload(c, c->stream, c->scratch.w, list, n * sizeof *list);
-    ring_upload(c, c->stream, c->scratch.l, recent, n_recent * sizeof *recent);
+    ring_upload(c, c->stream, c->scratch.w, list, n * sizeof *list + n_recent * sizeof *recent);
     a->how = (const struct row_how *)c->scratch.w;
-    a->recent = (const int32_t *)c->scratch.l;
+    a->recent = (const int32_t *)(a->how + n);
     a->ret = (int32_t *)(c->scratch.w + c->scratch.w_bytes / 2);
     a->v = (float *)c->scratch.x;
     a->n = n_vocab;
     free(list);
-    free(recent);
     return n;
 }
 

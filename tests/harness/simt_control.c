@@ -8,19 +8,26 @@
 #include <cmocka.h>
 
 typedef int control_fn(const char *name, long value);
+typedef long counted_fn(const char *name);
 
-static control_fn *control_of(const struct kn *kn)
+static void *symbol_of(const struct kn *kn, const char *name)
 {
     Dl_info where;
-    control_fn *call = NULL;
-    void *object;
+    void *object, *ret;
     if (!dladdr((void *)kn->ops->close, &where) || !where.dli_fname)
         return NULL;
     object = dlopen(where.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     if (!object)
         return NULL;
-    *(void **)&call = dlsym(object, "simt_control");
+    ret = dlsym(object, name);
     dlclose(object); /* the backend keeps it open */
+    return ret;
+}
+
+static control_fn *control_of(const struct kn *kn)
+{
+    control_fn *call = NULL;
+    *(void **)&call = symbol_of(kn, "simt_control");
     return call;
 }
 
@@ -35,4 +42,15 @@ void simt_set(const struct kn *kn, const char *name, long value)
     assert_non_null(call);
     if (call(name, value) != 0)
         fail_msg("the shim has no option \"%s\"", name);
+}
+
+long simt_counted(const struct kn *kn, const char *name)
+{
+    counted_fn *call = NULL;
+    *(void **)&call = symbol_of(kn, "simt_counted");
+    assert_non_null(call);
+    long n = call(name);
+    if (n < 0)
+        fail_msg("the shim does not count \"%s\"", name);
+    return n;
 }

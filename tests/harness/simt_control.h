@@ -8,4 +8,6 @@
 bool simt_inside(const struct kn *kn); /* does kn run on the shim? */
 /* Fails the test if the shim does not know the name. */
 void simt_set(const struct kn *kn, const char *name, long value);
+/* What the shim has counted under that name since it was opened. */
+long simt_counted(const struct kn *kn, const char *name);
 #endif

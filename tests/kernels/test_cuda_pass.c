@@ -1,6 +1,7 @@
 /* Whole passes of the GPU backend: decode passes as graphs, arenas under work in flight, and every call of the runtime failing
  * once. A small model of one layer with f32 weights and an f32 pool; ref runs the same ops beside it. */
 #include "kernels_device.h"
+#include "simt_control.h"
 #include <unistd.h>
 
 enum { V = 97, D = 64, HEADS = 4, KV_HEADS = 2, HD = 16, FF = 96, SEQS = 5, PAGES = 12, ROWS = 40 };
@@ -116,6 +117,10 @@ static void rig_close(struct rig *r)
         kc_pool_close(&r->pool);
 }
 
+/* How the next pass's tokens are picked, and where they go; NULL: nobody picks. */
+static const struct kn_sample *pick_how;
+static int32_t picked[SEQS];
+
 /* Appends n tokens to each of the sequences `first` .. `first + count - 1` (n == 1: a decode pass). logits: of the last row of
  * each sequence; NULL: nobody waits for this pass. */
 static void forward(struct rig *r, uint32_t first, uint32_t count, uint32_t n, float *logits)
@@ -160,6 +165,8 @@ static void forward(struct rig *r, uint32_t first, uint32_t count, uint32_t n, f
     ops->gather_rows(kn, r->h, r->x, pick, count, D);
     ops->rmsnorm(kn, r->h, r->h, r->gain, count, D, 1e-5f);
     ops->linear(kn, 1, head, NULL, r->h, count, &r->logits, false);
+    if (pick_how)
+        ops->sample(kn, r->logits, count, V, pick_how, picked);
     if (logits)
         ops->download(kn, logits, r->logits, (size_t)count * V * sizeof *logits);
     ops->batch_end(kn, &b);
@@ -319,6 +326,52 @@ static void decode_passes_in_halves_are_graphs(void **state)
 {
     (void)state;
     kd_each(check_halves);
+}
+
+/* A decode step that picks its tokens on the device: they are all that leaves it, in one copy, and the host waits once. */
+static void check_what_leaves(struct kn *kn)
+{
+    enum { N = 3, STEPS = 8 };
+    static const char *const names[] = {"copies_out", "bytes_out", "waits"};
+    static const long want[] = {1, N * (long)sizeof(int32_t), 1};
+    int32_t recent[] = {1, 5, 5};
+    struct rig r;
+    if (!kd_is_simt(kn))
+        return;
+    struct kn_sample how[N] = {{.top_p = 1, .repeat_penalty = 1},
+                               {.temperature = 1, .top_p = 0.9f, .repeat_penalty = 1, .seed = 3},
+                               {.temperature = 0.8f,
+                                .top_p = 1,
+                                .min_p = 0.05f,
+                                .top_k = 20,
+                                .repeat_penalty = 1.2f,
+                                .recent = recent,
+                                .n_recent = 3}};
+    assert_true(rig_open(&r, kn));
+    forward(&r, 0, N, 5, NULL);
+    pick_how = how;
+    for (uint32_t i = 0; i < STEPS; i++) {
+        long before[KC_LEN(names)];
+        for (size_t k = 0; k < KC_LEN(names); k++)
+            before[k] = simt_counted(kn, names[k]);
+        forward(&r, 0, N, 1, NULL);
+        assert_int_equal(kn->ops->status(kn), KN_OK);
+        for (size_t k = 0; k < KC_LEN(names) && i > 0;
+             k++) /* the first waits for the prompt, too */
+            if (simt_counted(kn, names[k]) - before[k] != want[k])
+                fail_msg("%s: step %u: %s went up by %ld, expected %ld", kd_label(), i, names[k],
+                         simt_counted(kn, names[k]) - before[k], want[k]);
+        for (uint32_t k = 0; k < N; k++)
+            assert_true(picked[k] >= 0 && picked[k] < V);
+    }
+    pick_how = NULL;
+    rig_close(&r);
+}
+
+static void only_tokens_leave_the_device(void **state)
+{
+    (void)state;
+    kd_each(check_what_leaves);
 }
 
 /* ---- arenas ---- */
@@ -644,6 +697,7 @@ int main(void)
         cmocka_unit_test(decode_passes_are_graphs),
         cmocka_unit_test(decode_passes_in_halves_are_graphs),
         cmocka_unit_test(score_passes_of_one_layer_are_graphs),
+        cmocka_unit_test(only_tokens_leave_the_device),
         cmocka_unit_test(pages_share_granules),
         cmocka_unit_test(pages_are_released_under_work_in_flight),
         cmocka_unit_test(every_call_may_fail),

@@ -82,7 +82,7 @@ static void sample(struct kn *kn, const float *logits, uint32_t rows, uint32_t n
 
 static void check_greedy(struct kn *kn)
 {
-    static const uint32_t sizes[] = {1, 2, 1023, 1025, 5003};
+    static const uint32_t sizes[] = {1, 2, 1023, 1025, 9001};
     for (size_t i = 0; i < KC_LEN(sizes); i++) {
         enum { ROWS = 4 };
         uint32_t n = sizes[i];
@@ -209,6 +209,30 @@ static void check_filter(struct kn *kn, struct kn_sample how, float deviation, b
     free(logits);
 }
 
+/* A vocabulary that a block reads in several turns; ties: only the first of many equal ones, which lie in all turns, stay. */
+static void check_wide(struct kn *kn, struct kn_sample how, bool ties)
+{
+    enum { WIDE = 9001, ROWS = 3 };
+    float *logits = kc_floats(21, (size_t)ROWS * WIDE, 3.0f);
+    static bool ok[WIDE];
+    struct kn_sample all[ROWS];
+    int32_t got[ROWS];
+    for (uint32_t i = 0; ties && i < ROWS * WIDE; i++)
+        logits[i] = (float)(i % WIDE % 7);
+    for (uint32_t r = 0; r < ROWS; r++) {
+        all[r] = how;
+        all[r].stream = r;
+    }
+    sample(kn, logits, ROWS, WIDE, all, got);
+    for (uint32_t r = 0; r < ROWS; r++) {
+        allowed(logits + (size_t)r * WIDE, WIDE, &how, ok);
+        if (got[r] < 0 || got[r] >= WIDE || !ok[got[r]])
+            fail_msg("%s: k %u, p %g of many: token %d was drawn", kd_label(), how.top_k,
+                     (double)how.top_p, got[r]);
+    }
+    free(logits);
+}
+
 static void check_filters(struct kn *kn)
 {
     struct kn_sample how = plain();
@@ -232,6 +256,13 @@ static void check_filters(struct kn *kn)
     how.top_p = 0.6f;
     how.temperature = 0.7f;
     check_filter(kn, how, 2.0f, false);
+    check_wide(kn, how, false);
+    how = plain();
+    how.top_k = 700;
+    check_wide(kn, how, true);
+    how.top_k = 0;
+    how.top_p = 0.3f;
+    check_wide(kn, how, true);
 }
 
 static void filters_keep_what_an_order_keeps(void **state)

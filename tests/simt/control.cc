@@ -65,3 +65,15 @@ extern "C" __attribute__((visibility("default"))) int simt_control(const char *n
         return -1;
     return 0;
 }
+
+/* Since the object was opened: "copies_out" and "bytes_out" from the device to the host; "waits": calls that had to wait for
+ * the device. -1 for an unknown name. */
+extern "C" __attribute__((visibility("default"))) long simt_counted(const char *name)
+{
+    call_lock lock;
+    const queues *q = w.q;
+    return (long)(strcmp(name, "copies_out") == 0  ? q->copies_out
+                  : strcmp(name, "bytes_out") == 0 ? q->bytes_out
+                  : strcmp(name, "waits") == 0     ? q->waits
+                                                   : (uint64_t)-1);
+}

@@ -68,8 +68,10 @@ struct rect {
     size_t dst_pitch, src_pitch, width, height;
 };
 
-static void rect_run(const rect &r)
+static void rect_run(const rect &r, bool out)
 {
+    w.q->copies_out += out;
+    w.q->bytes_out += out ? r.width * r.height : 0;
     for (size_t i = 0; i < r.height; i++) {
         race_range(r.src + i * r.src_pitch, r.width, ACCESS_READ);
         race_range(r.dst + i * r.dst_pitch, r.width, ACCESS_WRITE);
@@ -114,10 +116,11 @@ static cudaError_t copy(rect r, cudaMemcpyKind kind, cudaStream_t stream, bool w
         o.run = [r, staged] {
             rect from = r;
             from.src = staged->data();
-            rect_run(from);
+            rect_run(from, false);
         };
     } else {
-        o.run = [r] { rect_run(r); };
+        bool out = src == WHERE_DEVICE && dst != WHERE_DEVICE;
+        o.run = [r, out] { rect_run(r, out); };
     }
     cudaError_t e = stream_push(s, std::move(o));
     if (e == cudaSuccess && (wait || dst == WHERE_PAGEABLE)) {

@@ -262,6 +262,7 @@ void run_until(point p)
     if (q->running)
         report("shim", "a host function waits for the device");
     if (!point_done(p)) {
+        q->waits++;
         if (w.opt.streams == STREAMS_LAZY)
             run_lazy(p);
         else if (w.opt.streams == STREAMS_EAGER)

@@ -117,6 +117,9 @@ struct queues {
 
     std::map<const void *, int> smem_limits; /* of kernels: cudaFuncSetAttribute */
 
+    /* what the host has had of the device so far: simt_counted */
+    uint64_t copies_out, bytes_out, waits;
+
     /* errors: runtime.cc */
     cudaError_t last_error, sticky;
     const char *inject_name;
