@@ -2,111 +2,146 @@
  *
  *   --name of a session that is there
  *     --budget, --keep-tokens     it gets them
- *     what it tells about itself  (policy, template, kv type, frozen, recent): must be the same
- *     what it does not tell       stays as it was opened, and a line says so
+ *     what it was opened with     must be the same: else nothing is done, and a line has both values of each
+ *     --ring-bytes, "auto", and   stays as it was, and a line says so
+ *     what an older daemon does
+ *     not tell
  */
 #include <string.h>
 #include "watch.h"
 
-#define LIST_MAX 300
-
-static void list_add(char *list, const char *name)
-{
-    size_t n = strlen(list);
-    snprintf(list + n, LIST_MAX - n, "%s--%s", n > 0 ? ", " : "", name);
-}
-
-/* The storage type of a session's cache; "": the daemon does not say. */
-static void kv_type_of(backcast *c, uint64_t id, char *ret, size_t len)
-{
-    struct backcast_stats st;
-    ret[0] = '\0';
-    if (backcast_stats(c, &st) < 0)
-        return;
-    for (size_t i = 0; i < st.n_sessions; i++)
-        if (st.sessions[i].id == id)
-            snprintf(ret, len, "%s", st.sessions[i].kv_type);
-}
+#define LIST_MAX 600
 
 enum same { SAME, OTHER, UNTOLD };
 
-static enum same same_text(const char *asked, const char *has)
+/* An option as it was given, and what the session has, as words. */
+struct values {
+    char asked[80], has[80];
+};
+
+static void list_add(char *list, const char *text)
 {
-    return has == NULL || has[0] == '\0' ? UNTOLD : strcmp(asked, has) == 0 ? SAME : OTHER;
+    size_t n = strlen(list);
+    snprintf(list + n, LIST_MAX - n, "%s%s", n > 0 ? ", " : "", text);
 }
 
-/* Is the option `name`, as it was given, what the session has? */
-static enum same option_compare(const struct args *a, const char *name, backcast *c,
-                                const struct backcast_session_info *info)
+static enum same texts(const char *asked, const char *has, struct values *v)
 {
-    const struct backcast_session_options *o = &a->session;
-    char kv_type[16];
+    snprintf(v->asked, sizeof(v->asked), " %s", asked);
+    snprintf(v->has, sizeof(v->has), "it has %s", has);
+    return has[0] == '\0' ? UNTOLD : strcmp(asked, has) == 0 ? SAME : OTHER;
+}
 
-    if (strcmp(name, "policy") == 0)
-        return same_text(o->policy, info->policy);
-    if (strcmp(name, "chat-template") == 0)
-        return same_text(o->chat_template, info->chat_template);
-    if (strcmp(name, "positions") == 0)
-        return same_text(o->positions, info->positions);
-    if (strcmp(name, "recent-tokens") == 0)
-        return o->recent_tokens == BACKCAST_RECENT_AUTO  ? UNTOLD
-               : o->recent_tokens == info->recent_tokens ? SAME
-                                                         : OTHER;
-    if (strcmp(name, "frozen-tokens") == 0)
-        return o->frozen_tokens == BACKCAST_FROZEN_AUTO  ? UNTOLD
-               : o->frozen_tokens == info->frozen_tokens ? SAME
-                                                         : OTHER;
-    if (strcmp(name, "kv-type") == 0) {
-        kv_type_of(c, info->id, kv_type, sizeof(kv_type));
-        return same_text(o->kv_type, kv_type);
-    }
-    return strcmp(name, "name") == 0 || strcmp(name, "budget") == 0 ||
-                   strcmp(name, "keep-tokens") == 0 || strcmp(name, "seed") == 0
-               ? SAME
-               : UNTOLD;
+static enum same numbers(double asked, double has, struct values *v)
+{
+    snprintf(v->asked, sizeof(v->asked), " %g", asked);
+    snprintf(v->has, sizeof(v->has), "it has %g", has);
+    return asked == has ? SAME : OTHER;
 }
 
 /* A model by one of its names, or by its file. */
-static bool model_is(const char *asked, backcast *c, const char *has)
+static bool model_is(const char *asked, const struct backcast_stats *st, const char *has)
 {
-    struct backcast_stats st;
+    const struct backcast_model_stat *m = stats_model(st, has);
     size_t n = strlen(has);
 
-    if (strncmp(asked, has, n) == 0 && (asked[n] == '\0' || strcmp(asked + n, ".gguf") == 0))
-        return true;
-    if (asked[0] != '/' || backcast_stats(c, &st) < 0)
-        return false;
-    for (size_t i = 0; i < st.n_models; i++)
-        if (strcmp(st.models[i].name, has) == 0)
-            return strcmp(st.models[i].path, asked) == 0;
-    return false;
+    return (strncmp(asked, has, n) == 0 && (asked[n] == '\0' || strcmp(asked + n, ".gguf") == 0)) ||
+           (asked[0] == '/' && m != NULL && strcmp(m->path, asked) == 0);
 }
 
-static int options_compare(const struct args *a, backcast *c,
-                           const struct backcast_session_info *info)
+/* What every daemon tells. */
+static enum same compare_old(const struct backcast_session_options *o, const char *name,
+                             const struct backcast_session_stat *s, struct values *v)
 {
-    char other[LIST_MAX] = "", untold[LIST_MAX] = "";
-    const char *name;
+    if (strcmp(name, "policy") == 0)
+        return texts(o->policy, s->policy, v);
+    if (strcmp(name, "kv-type") == 0)
+        return texts(o->kv_type, s->kv_type, v);
+    if (strcmp(name, "positions") == 0)
+        return texts(o->positions, s->positions, v);
+    if (strcmp(name, "recent-tokens") == 0 && o->recent_tokens != BACKCAST_RECENT_AUTO)
+        return numbers(o->recent_tokens, s->recent_tokens, v);
+    if (strcmp(name, "frozen-tokens") == 0 && o->frozen_tokens != BACKCAST_FROZEN_AUTO)
+        return numbers(o->frozen_tokens, s->frozen_tokens, v);
+    if (strcmp(name, "name") == 0 || strcmp(name, "budget") == 0 ||
+        strcmp(name, "keep-tokens") == 0 || strcmp(name, "seed") == 0)
+        return SAME; /* it gets them, or they are the answer's */
+    return UNTOLD;
+}
 
-    if (a->session.model != NULL && !model_is(a->session.model, c, info->model))
-        list_add(other, "model");
+static enum same option_compare(const struct backcast_session_options *o, const char *name,
+                                const struct backcast_session_stat *s, struct values *v)
+{
+    bool told = s->score[0] != '\0';
+
+    if (strcmp(name, "durable") == 0) {
+        snprintf(v->has, sizeof(v->has), "it is not");
+        v->asked[0] = '\0';
+        return s->tier[0] == '\0' ? UNTOLD : s->durable ? SAME : OTHER;
+    }
+    if (strcmp(name, "score") == 0)
+        return texts(o->score, s->score, v);
+    if (strcmp(name, "trigger") == 0)
+        return texts(o->trigger, s->trigger, v);
+    if (strcmp(name, "chat-template") == 0)
+        return texts(o->chat_template, s->chat_template, v);
+    if (told && strcmp(name, "span") == 0)
+        return numbers(o->span, s->span, v);
+    if (told && strcmp(name, "span-quantile") == 0)
+        return numbers((double)o->span_quantile, (double)s->span_quantile, v);
+    if (told && strcmp(name, "min-gap") == 0)
+        return numbers(o->min_gap, s->min_gap, v);
+    if (told && strcmp(name, "priority") == 0)
+        return numbers(o->priority, s->priority, v);
+    if (told && strcmp(name, "weight") == 0)
+        return numbers(o->weight > 0 ? o->weight : 1, s->weight, v);
+    return compare_old(o, name, s, v);
+}
+
+static int options_compare(const struct args *a, const struct backcast_stats *st,
+                           const struct backcast_session_stat *s)
+{
+    char other[LIST_MAX] = "", untold[LIST_MAX] = "", line[240];
+    const char *name;
+    struct values v;
+
+    if (a->session.model != NULL && !model_is(a->session.model, st, s->model)) {
+        snprintf(line, sizeof(line), "--model %.80s (it has %.80s)", a->session.model, s->model);
+        list_add(other, line);
+    }
     for (unsigned i = 0; (name = args_given(a, OPT_SESSION, i)) != NULL; i++) {
-        enum same same = option_compare(a, name, c, info);
-        if (same == OTHER)
-            list_add(other, name);
-        else if (same == UNTOLD)
-            list_add(untold, name);
+        enum same same = option_compare(&a->session, name, s, &v);
+        if (same == UNTOLD)
+            snprintf(line, sizeof(line), "--%s", name);
+        else
+            snprintf(line, sizeof(line), "--%s%s (%s)", name, v.asked, v.has);
+        if (same != SAME)
+            list_add(same == OTHER ? other : untold, line);
     }
     if (other[0] != '\0') {
-        say("session %s is there already and has other values: %s (`backcast stat %s` shows them, "
-            "`backcast close %s` ends it)",
-            a->session.name, other, a->session.name, a->session.name);
+        say("session %s is there already and has other values: %s; leave them out, or end it first "
+            "(`backcast close %s`)",
+            a->session.name, other, a->session.name);
         return CLI_FAILED;
     }
     if (untold[0] != '\0' && !a->quiet)
         say("session %s is there already and stays as it was opened: nothing is done with %s",
             a->session.name, untold);
     return CLI_FINE;
+}
+
+/* The session of that name, if there is one, is what was asked for. Before anybody attaches: an answer that nobody waits for goes on. */
+static int session_check(const struct args *a, backcast *c)
+{
+    struct backcast_stats st;
+    int rc = backcast_stats(c, &st);
+
+    if (rc < 0) {
+        say_failure(c, rc, "session");
+        return CLI_FAILED;
+    }
+    const struct backcast_session_stat *s = stats_named(&st, a->session.name);
+    return s != NULL ? options_compare(a, &st, s) : CLI_FINE;
 }
 
 static int budget_apply(const struct args *a, backcast *c, backcast_session *s)
@@ -151,7 +186,6 @@ int session_begin(const struct link *l, struct args *a, backcast_session **ret, 
 {
     char path[4096];
     const struct backcast_session_options *opt = args_session(a, path, sizeof(path));
-    struct backcast_session_info info;
     int rc = BACKCAST_EUNKNOWN;
 
     if (l->own != NULL)
@@ -159,13 +193,14 @@ int session_begin(const struct link *l, struct args *a, backcast_session **ret, 
     if (ret_old != NULL)
         *ret_old = false;
     if (opt->name != NULL && l->own == NULL) {
+        int cli = session_check(a, l->c);
+        if (cli != CLI_FINE)
+            return cli;
         rc = backcast_session_attach(l->c, opt->name, ret);
         if (rc == 0) {
             if (ret_old != NULL)
                 *ret_old = true;
-            backcast_session_info(*ret, &info);
-            int cli = options_compare(a, l->c, &info);
-            return cli == CLI_FINE ? budget_apply(a, l->c, *ret) : cli;
+            return budget_apply(a, l->c, *ret);
         }
     }
     if (rc == BACKCAST_EUNKNOWN || rc == BACKCAST_ENOTFOUND || rc == BACKCAST_EUNSUPPORTED)

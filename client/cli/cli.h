@@ -142,6 +142,8 @@ int link_open(struct link *ret, const struct args *a, bool may_start);
 void link_close(struct link *l);
 /* Entries of a listing; NULL: there is none. */
 const struct backcast_session_stat *stats_session(const struct backcast_stats *st, uint64_t id);
+const struct backcast_session_stat *stats_named(const struct backcast_stats *st,
+                                                const char *name); /* this user's */
 const struct backcast_model_stat *stats_model(const struct backcast_stats *st, const char *name);
 /* Asks for the listing: the entry of a session, until the next call on c; NULL: *ret_rc < 0, it failed; 0, it has none. */
 const struct backcast_session_stat *session_look(backcast *c, uint64_t id, int *ret_rc);

@@ -22,6 +22,16 @@ void session_json(struct json *j, const struct backcast_session_stat *s)
         json_bool(j, "durable", s->durable != 0);
     }
     json_text(j, "client", s->client);
+    if (s->score[0] != '\0') {
+        json_text(j, "score", s->score);
+        json_uint(j, "span", s->span);
+        json_num(j, "span_quantile", (double)s->span_quantile);
+        json_uint(j, "min_gap", s->min_gap);
+        json_text(j, "trigger", s->trigger);
+        json_text(j, "chat_template", s->chat_template);
+        json_int(j, "priority", s->priority);
+        json_uint(j, "weight", s->weight);
+    }
     json_uint(j, "tokens", s->tokens);
     json_uint(j, "budget_tokens", s->budget_tokens);
     json_uint(j, "budget_bytes", s->budget_bytes);
@@ -198,6 +208,12 @@ static void session_print(const struct backcast_session_stat *s)
            (unsigned long long)s->id, or_dash(s->name), s->uid,
            s->client[0] != '\0' ? s->client : "- (nobody is attached)", s->state, durable_text(s),
            or_dash(s->tier), s->model, s->policy, s->kv_type, or_dash(s->positions));
+    if (s->score[0] != '\0')
+        printf(
+            "opened with    score %s, span %u, quantile %g, min gap %u, trigger %s, template %s, "
+            "priority %d, weight %u\n",
+            s->score, s->span, (double)s->span_quantile, s->min_gap, s->trigger, s->chat_template,
+            s->priority, s->weight);
     printf("tokens         %u cached", s->tokens);
     if (s->budget_tokens > 0)
         printf(", budget %u, keep %u, frozen %u, recent %u", s->budget_tokens, s->keep_tokens,

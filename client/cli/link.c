@@ -90,6 +90,23 @@ const struct backcast_session_stat *stats_session(const struct backcast_stats *s
     return NULL;
 }
 
+const struct backcast_session_stat *stats_named(const struct backcast_stats *st, const char *name)
+{
+    const struct backcast_session_stat *other = NULL;
+    unsigned others = 0;
+
+    for (size_t i = 0; i < st->n_sessions; i++) {
+        if (strcmp(st->sessions[i].name, name) != 0)
+            continue;
+        if (st->sessions[i].uid == geteuid())
+            return &st->sessions[i];
+        other = &st->sessions[i];
+        others++;
+    }
+    /* a user namespace has other numbers than the daemon, which shows no one but administrators what is not theirs */
+    return others == 1 && geteuid() != 0 ? other : NULL;
+}
+
 const struct backcast_model_stat *stats_model(const struct backcast_stats *st, const char *name)
 {
     for (size_t i = 0; i < st->n_models; i++)
@@ -106,22 +123,18 @@ const struct backcast_session_stat *session_look(backcast *c, uint64_t id, int *
     return *ret_rc < 0 ? NULL : stats_session(&st, id);
 }
 
-/* The sessions that are called so: this user's own, or else the last of the others', and how many these are. */
+/* The session that is called so: this user's own, or else the last of the others', and how many these are. */
 static uint64_t named(const struct backcast_stats *st, const char *name, unsigned *ret_others)
 {
-    uint64_t id = 0;
+    const struct backcast_session_stat *own = stats_named(st, name);
+    uint64_t id = own != NULL ? own->id : 0;
 
     *ret_others = 0;
-    for (size_t i = 0; i < st->n_sessions; i++) {
-        if (strcmp(st->sessions[i].name, name) != 0)
-            continue;
-        id = st->sessions[i].id;
-        if (st->sessions[i].uid == geteuid()) {
-            *ret_others = 0;
-            break;
+    for (size_t i = 0; own == NULL && i < st->n_sessions; i++)
+        if (strcmp(st->sessions[i].name, name) == 0) {
+            id = st->sessions[i].id;
+            ++*ret_others;
         }
-        ++*ret_others;
-    }
     return id;
 }
 

@@ -14,7 +14,7 @@ static const struct command_row commands[] = {
      "command. Ctrl-C cancels the answer, a second one ends the command. With --json: one event a\n"
      "line. With --name of a session that is there, its budget becomes the one that is given; "
      "what\n"
-     "else a session is opened with cannot change.",
+     "else it was opened with cannot change: another value is an error.",
      cmd_run},
     {"chat", OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_START, 0, 0,
      "[options]", "a conversation",

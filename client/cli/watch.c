@@ -15,10 +15,8 @@ static char *model_path(backcast *c, const char *model)
 
     if (backcast_stats(c, &st) < 0)
         return NULL;
-    for (size_t i = 0; i < st.n_models; i++)
-        if (strcmp(st.models[i].name, model) == 0 || strcmp(st.models[i].path, model) == 0)
-            return strdup(st.models[i].path);
-    return NULL;
+    const struct backcast_model_stat *m = stats_model(&st, model);
+    return m != NULL ? strdup(m->path) : NULL;
 }
 
 int watch_open(struct watch *w, const struct link *l, backcast_session *s, const struct args *a)

@@ -313,6 +313,11 @@ struct backcast_session_stat {
     const char *positions; /* "keep" | "rerotate"; "": from the stats page, or an older daemon */
     const char *tier;      /* where its cache lies: "memory" "host" "disk"; "": an older daemon */
     int durable;           /* it outlives the daemon; 0 with tier "": not known */
+    /* as it was opened; "" and 0: from the stats page, or an older daemon */
+    const char *score, *trigger, *chat_template;
+    uint32_t span, min_gap, weight;
+    float span_quantile;
+    int priority;
 };
 struct backcast_model_stat {
     const char *name, *family, *path, *backend, *chat_template;

@@ -30,7 +30,8 @@ static size_t strings_size(const Backcast__StatReply *r)
     for (size_t i = 0; i < r->n_sessions; i++) {
         const Backcast__SessionStat *s = r->sessions[i];
         n += s->name.len + s->model.len + s->policy.len + s->kv_type.len + s->state.len +
-             s->client.len + s->positions.len + s->tier.len + 8;
+             s->client.len + s->positions.len + s->tier.len + s->score.len + s->trigger.len +
+             s->chat_template.len + 11;
     }
     for (size_t i = 0; i < r->n_models; i++) {
         const Backcast__ModelStat *m = r->models[i];
@@ -55,6 +56,14 @@ static void session_put(const Backcast__SessionStat *m, char **at,
         .client = string_put(at, &m->client),
         .positions = string_put(at, &m->positions),
         .tier = string_put(at, &m->tier),
+        .score = string_put(at, &m->score),
+        .trigger = string_put(at, &m->trigger),
+        .chat_template = string_put(at, &m->chat_template),
+        .span = m->span,
+        .span_quantile = m->span_quantile,
+        .min_gap = m->min_gap,
+        .weight = m->weight,
+        .priority = m->priority,
         .durable = m->durable != 0,
         .tokens = m->tokens,
         .budget_tokens = m->budget_tokens,
@@ -171,6 +180,9 @@ static void entry_put(const struct stat_entry *e, uint64_t now, struct backcast_
         .client = e->client,
         .positions = "",
         .tier = page_tier(e->flags),
+        .score = "",
+        .trigger = "",
+        .chat_template = "",
         .durable = (e->flags & STAT_ENTRY_DURABLE) != 0,
         .tokens = e->tokens,
         .budget_tokens = e->budget_tokens,

@@ -308,6 +308,10 @@ struct report_session { /* for REP_OPENED, REP_ATTACHED, REP_BUDGET and each ses
     uint32_t uid, budget, keep, frozen, recent, tokens, context;
     char name[65], model[96], policy[32], kv_type[8], state[12], client[64], chat_template[32],
         positions[12], tier[8]; /* tier: where its cache lies: "memory" "host" "disk" */
+    char score[8], trigger[12];
+    uint32_t span, min_gap, weight;
+    int32_t priority;
+    float span_quantile;
     bool attached, durable;
 };
 #define REPORT_SAVED_MAX 256 /* files of one REP_SAVED */

@@ -436,6 +436,11 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
         .recent = p->recent,
         .tokens = sess_tokens(s),
         .context = mi->context_train,
+        .span = p->span,
+        .span_quantile = p->span_quantile,
+        .min_gap = p->min_gap,
+        .weight = s->weight,
+        .priority = s->priority,
         .attached = s->conn != 0,
         .durable = s->keeper != NULL,
     };
@@ -448,4 +453,6 @@ void sess_info(struct engine *en, struct session *s, struct report_session *r)
     snprintf(r->chat_template, sizeof r->chat_template, "%s", chat_name(s->chat));
     snprintf(r->positions, sizeof r->positions, "%s", positions_name(s));
     snprintf(r->tier, sizeof r->tier, "%s", tier_name(s));
+    snprintf(r->score, sizeof r->score, "%s", s->ask.score);
+    snprintf(r->trigger, sizeof r->trigger, "%s", s->ask.trigger);
 }

@@ -233,7 +233,8 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->has_prune_micros = m->has_idle_micros = m->has_client = 1;
     m->has_frozen_tokens = m->has_recent_tokens = m->has_bytes_other = 1;
     m->has_bytes_guaranteed = m->has_rows_moved = m->has_positions = 1;
-    m->has_durable = m->has_tier = 1;
+    m->has_durable = m->has_tier = m->has_score = m->has_span = m->has_span_quantile = 1;
+    m->has_min_gap = m->has_trigger = m->has_chat_template = m->has_priority = m->has_weight = 1;
     m->session = i->id;
     m->uid = i->uid;
     m->name = text_of(i->name);
@@ -244,6 +245,14 @@ static void session_stat(Backcast__SessionStat *m, const struct report_session *
     m->positions = text_of(i->positions);
     m->durable = i->durable;
     m->tier = text_of(i->tier);
+    m->score = text_of(i->score);
+    m->span = i->span;
+    m->span_quantile = i->span_quantile;
+    m->min_gap = i->min_gap;
+    m->trigger = text_of(i->trigger);
+    m->chat_template = text_of(i->chat_template);
+    m->priority = i->priority;
+    m->weight = i->weight;
     m->tokens = i->tokens;
     m->bytes_live = i->live;
     m->bytes_held = i->held;

@@ -117,12 +117,49 @@ static void options_meet_the_session(void **state)
     CHECK(0, NULL, "budget of 128 tokens now", "run", socket_opt, "--raw", "-N", "3", "--name",
           "meet", "-b", "128t", "-p", "sliding_window", "oak");
     CHECK(0, "budget 128", NULL, "stat", socket_opt, "meet");
-    CHECK(1, NULL, "other values: --policy", "run", socket_opt, "--raw", "-N", "3", "--name",
-          "meet", "-p", "none", "oak");
-    CHECK(1, NULL, "other values: --kv-type", "run", socket_opt, "--raw", "-N", "3", "--name",
-          "meet", "--kv-type", "q8_0", "oak");
-    CHECK(0, NULL, "nothing is done with --span", "run", socket_opt, "--raw", "-N", "3", "--name",
-          "meet", "--kv-type", "f16", "--span", "3", "oak");
+    CHECK(1, NULL, "other values: --policy none (it has sliding_window);", "run", socket_opt,
+          "--raw", "-N", "3", "--name", "meet", "-p", "none", "oak");
+    CHECK(1, NULL, "other values: --kv-type q8_0 (it has f16);", "run", socket_opt, "--raw", "-N",
+          "3", "--name", "meet", "--kv-type", "q8_0", "oak");
+    static const char *const same[][2] = {{"--span", "15"},        {"--span-quantile", "0.25"},
+                                          {"--min-gap", "0"},      {"--score", "logit"},
+                                          {"--trigger", "budget"}, {"--priority", "0"},
+                                          {"--weight", "1"},       {"--kv-type", "f16"},
+                                          {"--positions", "keep"}, {"--recent-tokens", "16"},
+                                          {"--seed", "7"}};
+    static const char *const other[][3] = {
+        {"--span", "3", "--span 3 (it has 15)"},
+        {"--span-quantile", "0.5", "--span-quantile 0.5 (it has 0.25)"},
+        {"--min-gap", "2", "--min-gap 2 (it has 0)"},
+        {"--score", "logprob", "--score logprob (it has logit)"},
+        {"--trigger", "prefill_end", "--trigger prefill_end (it has budget)"},
+        {"--priority", "5", "--priority 5 (it has 0)"},
+        {"--weight", "3", "--weight 3 (it has 1)"},
+        {"--positions", "rerotate", "--positions rerotate (it has keep)"},
+        {"--recent-tokens", "5", "--recent-tokens 5 (it has 16)"},
+        {"--model", "no-such", "--model no-such (it has model)"},
+        {"--durable", NULL, "--durable (it is not)"}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        struct prog_result r = RUN(NULL, "run", socket_opt, "--raw", "-q", "-N", "1", "--name",
+                                   "meet", "oak", same[i][0], same[i][1]);
+        prog_check(same[i][0], &r, 0, NULL, NULL);
+    }
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
+        struct prog_result r = RUN(NULL, "run", socket_opt, "--raw", "-q", "-N", "1", "--name",
+                                   "meet", "oak", other[i][0], other[i][1]);
+        prog_check(other[i][0], &r, 1, NULL, other[i][2]);
+    }
+    CHECK(0, NULL, "nothing is done with --ring-bytes", "run", socket_opt, "--raw", "-N", "3",
+          "--name", "meet", "--ring-bytes", "131072", "oak");
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", "lasts",
+          "--durable", "oak");
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", "lasts",
+          "--durable", "oak"); /* it is */
+    CHECK(0, "score logit, span 15, quantile 0.25, min gap 0, trigger budget", NULL, "stat",
+          socket_opt, "meet");
+    CHECK(0, "\"score\":\"logit\",\"span\":15,\"span_quantile\":0.25,", NULL, "stat", "--json",
+          socket_opt, "meet");
+    CHECK(0, "is closed", NULL, "close", socket_opt, "lasts");
     CHECK(0, "nothing to prune", NULL, "prune", socket_opt, "meet");
     CHECK(1, NULL, "budget", "run", socket_opt, "--raw", "--name", "meet", "-b", "10", "oak");
 }
