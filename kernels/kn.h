@@ -47,14 +47,15 @@ struct kn_tensor {
     size_t bytes;
 };
 
-/* The pages of one pool. A page is [layer][K | V][kv head][64 rows][head_dim] of `type`, then, if
- * d_hidden > 0, 64 hidden rows of [d_hidden] f32 (f32 KV) or f16, and in the f16 case one f32 scale
+/* The pages of one pool. A page is [layer][K | V][kv head][64 rows][head_dim] of `type` (KN_Q8_Q4:
+ * [layer][kv head][64 rows][K | V], for lines of two lengths), then, if d_hidden > 0, 64 hidden rows of [d_hidden] f32 (f32 KV) or f16, and in the f16 case one f32 scale
  * a row, [64]. stride: bytes from one page to the next (>= kn_page_bytes; page-aligned). Keys hold
  * their rotary embedding.
  *
  * A key or value of head_dim = d floats as it is stored:
  *   KN_F32   4 d bytes, exact             KN_F16, KN_BF16   2 d bytes, nearest even
- *   KN_Q8_0  34 bytes per 32 values (d % 32 == 0): a half and 32 signed bytes, as kn_kv_addr.h has it */
+ *   KN_Q8_0  34 bytes per 32 values (d % 32 == 0): a half and 32 signed bytes, as kn_kv_addr.h has it
+ *   KN_Q8_Q4 keys like KN_Q8_0; values turned by kn_hadamard.h, then 18 bytes per 32 (Q4_0 of GGUF) */
 struct kn_kv {
     void *base; /* device */
     size_t stride;

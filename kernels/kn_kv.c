@@ -7,7 +7,8 @@
 static const struct kn_kv_type types[] = {{KN_F16, "f16", 1},
                                           {KN_F32, "f32", 1},
                                           {KN_BF16, "bf16", 1},
-                                          {KN_Q8_0, "q8_0", 32}};
+                                          {KN_Q8_0, "q8_0", 32},
+                                          {KN_Q8_Q4, "q8_q4", 32}};
 
 enum { N_TYPES = sizeof types / sizeof types[0] };
 
@@ -53,7 +54,8 @@ size_t kn_kv_row_bytes(const struct kn_kv *kv)
 {
     const struct kn_kv_type *t = kn_kv_type_find(kv->type);
     kn_assert(t && kv->head_dim % t->block == 0);
-    size_t lines = (size_t)kv->n_layers * 2 * kv->n_kv_heads * kn_kv_line_bytes(kv);
+    size_t both = kn_kv_line_bytes(kv, KN_KV_K) + kn_kv_line_bytes(kv, KN_KV_V);
+    size_t lines = (size_t)kv->n_layers * kv->n_kv_heads * both;
     if (kv->d_hidden == 0)
         return lines;
     return lines + kn_kv_hidden_bytes(kv) + (kn_kv_hidden_scaled(kv) ? sizeof(float) : 0);

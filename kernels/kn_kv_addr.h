@@ -8,9 +8,15 @@
  *     lines of kv->type                               f32 with f32 KV,     with f16 hidden
  *                                                     else f16             rows only
  *
- * A line is one key or value, [head_dim]. One of q8_0 is a block after the other, without padding:
+ * A line is one key or value, [head_dim]. One of q8_0 or q4_0 is a block after the other, without padding:
  *
- *   | d: half | 32 signed bytes |                     value i = d * byte i      34 bytes
+ *   | d: half | 32 signed bytes |                     value i = d * byte i             34 bytes
+ *   | d: half | 16 bytes, two codes each |            value i = d * (code i - 8)       18 bytes
+ *                 low halves: codes 0 .. 15, high halves: codes 16 .. 31
+ *
+ * A page of q8_q4 has a key's value right behind it, so that here, too, one number leads from any key to its value:
+ *
+ *   [layer][kv head][64 rows] of | key: q8_0 | value: q4_0, of dims turned by kn_hadamard.h |
  *
  * A hidden row stored as halves is x / scale with a power of two as scale, so that residual streams
  * beyond 65504 fit and the division loses nothing: the only rounding is that of the half. */
@@ -22,18 +28,42 @@
 
 enum kn_kv_part { KN_KV_K = 0, KN_KV_V = 1 };
 
-#define KN_KV_Q8 32       /* values of a q8_0 block */
+#define KN_KV_Q8 32       /* values of a q8_0 block, and of a q4_0 block */
 #define KN_KV_Q8_BYTES 34 /* its bytes */
+#define KN_KV_Q4_BYTES 18
 
-static inline size_t kn_kv_values_bytes(enum kn_type type, size_t n)
+/* What the lines of pages of that type are: q8_0 for the keys of q8_q4, q4_0 for its values. */
+static inline enum kn_type kn_kv_line_type(enum kn_type type, enum kn_kv_part part)
 {
-    return type == KN_F32 ? 4 * n : type == KN_Q8_0 ? n / KN_KV_Q8 * KN_KV_Q8_BYTES : 2 * n;
+    return type != KN_Q8_Q4 ? type : part == KN_KV_K ? KN_Q8_0 : KN_Q4_0;
+}
+
+/* Whether values are turned by kn_hadamard.h before they are stored. */
+static inline bool kn_kv_hadamard(enum kn_type type)
+{
+    return type == KN_Q8_Q4;
+}
+
+/* n values of a line. */
+static inline size_t kn_kv_values_bytes(enum kn_type line, size_t n)
+{
+    return line == KN_F32    ? 4 * n
+           : line == KN_Q8_0 ? n / KN_KV_Q8 * KN_KV_Q8_BYTES
+           : line == KN_Q4_0 ? n / KN_KV_Q8 * KN_KV_Q4_BYTES
+                             : 2 * n;
 }
 
 /* Bytes of one key or value. */
-static inline size_t kn_kv_line_bytes(const struct kn_kv *kv)
+static inline size_t kn_kv_line_bytes(const struct kn_kv *kv, enum kn_kv_part part)
 {
-    return kn_kv_values_bytes(kv->type, kv->head_dim);
+    return kn_kv_values_bytes(kn_kv_line_type(kv->type, part), kv->head_dim);
+}
+
+/* Bytes from a row's key to the next row's, or from value to value. */
+static inline size_t kn_kv_step(const struct kn_kv *kv)
+{
+    size_t key = kn_kv_line_bytes(kv, KN_KV_K);
+    return kv->type == KN_Q8_Q4 ? key + kn_kv_line_bytes(kv, KN_KV_V) : key;
 }
 
 /* Hidden rows are f32 beside f32 keys and values; else halves with a scale. */
@@ -48,12 +78,16 @@ static inline size_t kn_kv_hidden_bytes(const struct kn_kv *kv)
     return (size_t)kv->d_hidden * (kn_kv_hidden_scaled(kv) ? 2 : 4);
 }
 
-/* First row of a page's run of 64 for (layer, part, head); row i is i lines further. */
+/* First row of a page's run of 64 for (layer, part, head); row i is i steps further. */
 static inline void *kn_kv_run(const struct kn_kv *kv, uint32_t page, uint32_t layer,
                               enum kn_kv_part part, uint32_t head)
 {
+    uint8_t *at = (uint8_t *)kv->base + page * kv->stride;
+    if (kv->type == KN_Q8_Q4)
+        return at + ((size_t)layer * kv->n_kv_heads + head) * KN_PAGE_ROWS * kn_kv_step(kv) +
+               (part == KN_KV_V ? kn_kv_line_bytes(kv, KN_KV_K) : 0);
     size_t run = ((size_t)layer * 2 + part) * kv->n_kv_heads + head;
-    return (uint8_t *)kv->base + page * kv->stride + run * KN_PAGE_ROWS * kn_kv_line_bytes(kv);
+    return at + run * KN_PAGE_ROWS * kn_kv_step(kv);
 }
 
 /* The key or value of one slot: [head_dim] values. */
@@ -61,7 +95,7 @@ static inline void *kn_kv_row(const struct kn_kv *kv, uint32_t slot, uint32_t la
                               enum kn_kv_part part, uint32_t head)
 {
     return (uint8_t *)kn_kv_run(kv, slot / KN_PAGE_ROWS, layer, part, head) +
-           (size_t)(slot % KN_PAGE_ROWS) * kn_kv_line_bytes(kv);
+           (size_t)(slot % KN_PAGE_ROWS) * kn_kv_step(kv);
 }
 
 /* The hidden row of one slot: [d_hidden] elements. */
@@ -106,6 +140,30 @@ static inline void kn_kv_q8_put(const float *x, uint8_t *ret)
         q = q < 127.0f ? q : 127.0f;
         ret[2 + i] = (uint8_t)(int8_t)(q > -127.0f ? q : -127.0f);
     }
+}
+
+/* The half that scales a q4_0 block from least to most: whichever is farther from 0 becomes code 0, which is -8. */
+static inline uint16_t kn_kv_q4_scale(float least, float most)
+{
+    float d = (most > -least ? most : least) / -8.0f;
+    return kn_f32_to_f16(d > 65504.0f ? 65504.0f : d < -65504.0f ? -65504.0f : d);
+}
+
+/* One block: codes are rounded to nearest even and cut to 0 .. 15. What has been said of kn_kv_q8_put. */
+static inline void kn_kv_q4_put(const float *x, uint8_t *ret)
+{
+    float least = 0.0f, most = 0.0f, code[KN_KV_Q8];
+    for (int i = 0; i < KN_KV_Q8; i++) {
+        least = fminf(least, x[i]);
+        most = fmaxf(most, x[i]);
+    }
+    uint16_t scale = kn_kv_q4_scale(least, most);
+    float inverse = kn_kv_q8_inverse(scale);
+    memcpy(ret, &scale, sizeof scale);
+    for (int i = 0; i < KN_KV_Q8; i++)
+        code[i] = fminf(fmaxf(rintf(x[i] * inverse) + 8.0f, 0.0f), 15.0f);
+    for (int i = 0; i < KN_KV_Q8 / 2; i++)
+        ret[2 + i] = (uint8_t)((int)code[i] | (int)code[i + KN_KV_Q8 / 2] << 4);
 }
 
 /* The power of two that brings a row with this largest magnitude to [2^14, 2^15); the smallest

@@ -23,6 +23,7 @@ enum kn_type {
     KN_IQ4_XS = 23,
     KN_I32 = 26, /* in golden files only: no arithmetic */
     KN_BF16 = 30,
+    KN_Q8_Q4 = 31, /* pages alone: keys as Q8_0, values as Q4_0. No tensor is of it */
 };
 
 struct kn_type_info {

@@ -71,7 +71,7 @@ static const struct option_row options[] = {
     {"trigger", 0, KIND_STRING, OPT_SESSION, AT(session.trigger), "NAME",
      "budget (default), prefill_end"},
     {"kv-type", 0, KIND_STRING, OPT_SESSION, AT(session.kv_type), "TYPE",
-     "f16 (default), f32, bf16, q8_0"},
+     "f16 (default), f32, bf16, q8_0, q8_q4 (keys in 8 bits, values in 4)"},
     {"positions", 0, KIND_STRING, OPT_SESSION, AT(session.positions), "NAME",
      "at the end of the trained context: keep (default), the session ends; rerotate, what is "
      "cached is renumbered and it goes on"},

@@ -20,7 +20,7 @@ static const char *const policies[] = {"counter_causal_fast",
 static const char *const scores[] = {"logit", "logprob", NULL};
 static const char *const triggers[] = {"budget", "prefill_end", NULL};
 static const char *const positions[] = {"keep", "rerotate", NULL};
-static const char *const kv_types[] = {"f16", "f32", "bf16", "q8_0", NULL};
+static const char *const kv_types[] = {"f16", "f32", "bf16", "q8_0", "q8_q4", NULL};
 
 static int one_of(const char *option, const char *given, const char *const *known, struct err *e)
 {

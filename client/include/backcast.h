@@ -105,7 +105,7 @@ struct backcast_session_options {
     uint32_t min_gap;                      /* BACKCAST_DEFAULT: 0 */
     uint32_t recent_tokens, frozen_tokens; /* BACKCAST_RECENT_AUTO, BACKCAST_FROZEN_AUTO */
     const char *trigger;                   /* "budget" | "prefill_end"; NULL: "budget" */
-    const char *kv_type;                   /* "f16" | "f32" | "bf16" | "q8_0"; NULL: "f16" */
+    const char *kv_type;       /* "f16" | "f32" | "bf16" | "q8_0" | "q8_q4"; NULL: "f16" */
     const char *name;          /* can be attached to later; NULL: dies with the connection */
     const char *chat_template; /* NULL: the file's */
     uint64_t seed;             /* policy "random" */

@@ -30,7 +30,7 @@
 #define MODEL_REF_MAGIC 0x6d726566u
 
 #define MAX_TOKENS_DEFAULT 512
-#define MODEL_POOLS 8      /* two a type of kn_kv_type_at */
+#define MODEL_POOLS 10     /* two a type of kn_kv_type_at */
 #define MODEL_CHATS_MAX 16 /* templates that a session may ask for by name */
 #define SCORES_PER_REPORT 128
 #define SCORES_REPORTS_STEP 16

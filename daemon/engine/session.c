@@ -68,7 +68,7 @@ static int check_kv_type(const char *name, enum kn_type *ret, struct err *e)
         t = kn_kv_type_named(name);
     if (t == NULL)
         return err_set(e, BC_EUNKNOWN, "kv_type",
-                       "unknown kv_type \"%.20s\"; known: f16, f32, bf16, q8_0", name);
+                       "unknown kv_type \"%.20s\"; known: f16, f32, bf16, q8_0, q8_q4", name);
     *ret = t->type;
     return BC_OK;
 }

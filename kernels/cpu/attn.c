@@ -83,7 +83,7 @@ static void rows_find(const struct kn_seq *s, uint32_t layer, uint32_t kv_head, 
     uint32_t first = tile * KN_TILE;
     const uint32_t *slots = s->slots + first;
     const uint8_t *page = kn_kv_row(s->kv, 0, layer, KN_KV_K, kv_head);
-    size_t bytes = kn_kv_line_bytes(s->kv), stride = s->kv->stride;
+    size_t bytes = kn_kv_step(s->kv), stride = s->kv->stride;
     r->type = s->kv->type;
     r->d = s->kv->head_dim;
     r->n = KN_MIN((uint32_t)KN_TILE, KN_MIN(hi, s->n) - first);
@@ -143,7 +143,7 @@ static void tile_attend(const struct attn_job *j, const struct queries *u, uint3
 {
     const struct attn_rows *rows = &room->rows[room->now];
     const struct attn_rows *next = room->more ? &room->rows[1 - room->now] : NULL;
-    size_t bytes = kn_kv_line_bytes(u->seq->kv);
+    const struct kn_kv *kv = u->seq->kv;
     /* few queries: turning keys and expanding values first would cost more than it saves */
     bool direct = u->n_q <= ATTN_DIRECT_MAX && j->d == j->d_pad;
     bool turned = !direct || u->n_q > j->c->attn->turn_max;
@@ -154,7 +154,7 @@ static void tile_attend(const struct attn_job *j, const struct queries *u, uint3
     t->rows = direct ? rows : NULL;
     t->next = direct ? next : NULL;
     if (next && turned) /* else scores asks */
-        lines_ask(next, 0, bytes);
+        lines_ask(next, 0, kn_kv_line_bytes(kv, KN_KV_K));
     visible(j, u, tile, room->lo, room->hi);
     t->d_pad = j->d_pad;
     t->v = room->v;
@@ -165,7 +165,7 @@ static void tile_attend(const struct attn_job *j, const struct queries *u, uint3
     t->s = room->s;
     j->c->attn->scores(t);
     if (next && !direct) /* else values asks */
-        lines_ask(next, next->to_v, bytes);
+        lines_ask(next, next->to_v, kn_kv_line_bytes(kv, KN_KV_V));
     j->c->attn->weights(t);
     j->c->attn->values(t);
     room->now = 1 - room->now;
@@ -188,13 +188,17 @@ static void state_clear(uint32_t n_q, uint32_t d_pad, const struct attn_merge *g
 static void finish(const struct attn_job *j, const struct queries *u, const float *l,
                    const float *acc)
 {
+    bool turned = kn_kv_hadamard(u->seq->kv->type);
     for (uint32_t i = 0; i < u->n_q; i++, acc += j->d_pad) {
         size_t row = u->block->row + i / u->n_heads, head = u->first_head + i % u->n_heads;
         float *out = j->out + (row * j->n_heads + head) * j->d;
-        if (j->b->lo[row] == j->b->hi[row])
+        if (j->b->lo[row] == j->b->hi[row]) {
             memset(out, 0, j->d * sizeof *out);
-        else
-            j->c->attn->finish(out, acc, l[i], j->d);
+            continue;
+        }
+        j->c->attn->finish(out, acc, l[i], j->d);
+        if (turned)
+            j->c->vec->hadamard_off(out, j->d);
     }
 }
 

@@ -36,6 +36,10 @@ INLINE vf row_vec(enum kn_type type, const void *row, uint32_t d)
         return vf_load_half((const uint16_t *)row + d);
     if (type == KN_BF16)
         return vf_load_bf16((const uint16_t *)row + d);
+    if (type == KN_Q4_0) {
+        const uint8_t *four = (const uint8_t *)row + (size_t)(d / KN_KV_Q8) * KN_KV_Q4_BYTES;
+        return vf_mul(vf_load_codes(four + 2 + d % 16, d / 16 % 2 * 4), vf_set1_half(four));
+    }
     const uint8_t *block = (const uint8_t *)row + (size_t)(d / KN_KV_Q8) * KN_KV_Q8_BYTES;
     return vf_mul(vf_load_bytes((const int8_t *)block + 2 + d % KN_KV_Q8), vf_set1_half(block));
 }
@@ -83,7 +87,8 @@ INLINE void turn(enum kn_type type, bool whole, const struct attn_rows *r, uint3
     }
 }
 
-INLINE void load_type(enum kn_type type, const struct attn_rows *r, float *kt, float *v)
+INLINE void load_type(enum kn_type k_type, enum kn_type v_type, const struct attn_rows *r,
+                      float *kt, float *v)
 {
     uint32_t d_pad = (r->d + 15) / 16 * 16;
     bool even = r->d % VF_N == 0;
@@ -91,26 +96,28 @@ INLINE void load_type(enum kn_type type, const struct attn_rows *r, float *kt, f
         memset(kt + (size_t)r->d * TILE, 0, (size_t)(d_pad - r->d) * TILE * sizeof *kt);
     for (uint32_t j = 0; j < TILE; j += VF_N)
         if (even && j + VF_N <= r->n)
-            turn(type, true, r, j, kt);
+            turn(k_type, true, r, j, kt);
         else
-            turn(type, false, r, j, kt);
+            turn(k_type, false, r, j, kt);
     for (uint32_t j = 0; v && j < TILE; j++, v += d_pad)
         for (uint32_t d = 0; d < d_pad; d += VF_N)
             vf_store(v + d, even && j < r->n && d < r->d
-                                ? row_vec(type, value_row(r, j), d)
-                                : row_part(type, r, value_row(r, j), j, d));
+                                ? row_vec(v_type, value_row(r, j), d)
+                                : row_part(v_type, r, value_row(r, j), j, d));
 }
 
 static void load(const struct attn_rows *r, float *kt, float *v)
 {
     if (r->type == KN_F32)
-        load_type(KN_F32, r, kt, v);
+        load_type(KN_F32, KN_F32, r, kt, v);
     else if (r->type == KN_F16)
-        load_type(KN_F16, r, kt, v);
+        load_type(KN_F16, KN_F16, r, kt, v);
     else if (r->type == KN_BF16)
-        load_type(KN_BF16, r, kt, v);
+        load_type(KN_BF16, KN_BF16, r, kt, v);
+    else if (r->type == KN_Q8_0)
+        load_type(KN_Q8_0, KN_Q8_0, r, kt, v);
     else
-        load_type(KN_Q8_0, r, kt, v);
+        load_type(KN_Q8_0, KN_Q4_0, r, kt, v);
 }
 
 /* ---- scores
@@ -164,7 +171,7 @@ INLINE void dots(const struct attn_tile *t, uint32_t first, const uint32_t n)
  * last line. To the second level: the first is full of this tile. */
 INLINE void ask(enum kn_type type, const void *line, uint32_t d)
 {
-    const uint32_t step = type == KN_F32 ? 16 : type == KN_Q8_0 ? 64 : 32;
+    const uint32_t step = type == KN_F32 ? 16 : type == KN_Q8_0 ? 64 : type == KN_Q4_0 ? 128 : 32;
     if (d % step == 0)
         __builtin_prefetch((const char *)line + (size_t)d / step * 64, 0, 2);
 }
@@ -255,7 +262,7 @@ static void scores_turning(const struct attn_tile *t)
         dots_type(KN_F16, t);
     else if (t->rows->type == KN_BF16)
         dots_type(KN_BF16, t);
-    else
+    else /* and the keys of KN_Q8_Q4 */
         dots_type(KN_Q8_0, t);
 }
 
@@ -313,6 +320,7 @@ enum source {
     FROM_F16 = KN_F16,
     FROM_BF16 = KN_BF16,
     FROM_Q8_0 = KN_Q8_0,
+    FROM_Q4_0 = KN_Q4_0,
     FROM_TILE
 };
 
@@ -404,8 +412,10 @@ static void values(const struct attn_tile *t)
         values_from(FROM_F16, t);
     else if (t->rows->type == KN_BF16)
         values_from(FROM_BF16, t);
-    else
+    else if (t->rows->type == KN_Q8_0)
         values_from(FROM_Q8_0, t);
+    else
+        values_from(FROM_Q4_0, t);
 }
 
 /* ---- merge

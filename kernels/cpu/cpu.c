@@ -203,7 +203,7 @@ int kn_cpu_open(struct kn **ret, const struct kn_options *opt, char *why, size_t
     c->kn = (struct kn){.magic = KN_MAGIC, .ops = &cpu_ops, .name = "cpu"};
     c->kn.n_threads = opt->threads ? opt->threads : threads_default();
     c->kn.rows_read = ROWS_READ;
-    c->kn.kv_types = 1u << KN_BF16 | 1u << KN_Q8_0;
+    c->kn.kv_types = 1u << KN_BF16 | 1u << KN_Q8_0 | 1u << KN_Q8_Q4;
     c->magic = CPU_MAGIC;
     c->mat = isa->mat;
     c->attn = isa->attn;

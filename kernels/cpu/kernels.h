@@ -236,9 +236,11 @@ struct vec_kernels {
                     float *ret_sum); /* all lanes */
     void (*widen)(float *out, const uint16_t *h, size_t n);
     void (*narrow)(uint16_t *out, const float *x, size_t n, float scale); /* x * scale to halves */
-    /* A key or value of n values out of its line in a page, and into it. */
+    /* n values out of a key's line in a page; into a key's or a value's (KN_Q4_0: values alone). */
     void (*line_get)(enum kn_type type, float *out, const void *line, size_t n);
     void (*line_put)(enum kn_type type, void *line, const float *x, size_t n);
+    void (*hadamard_on)(float *x, uint32_t n); /* kn_hadamard.h */
+    void (*hadamard_off)(float *x, uint32_t n);
     float (*max_abs)(const float *x, size_t n);
 };
 

@@ -173,6 +173,18 @@ struct kv_job {
     float *ret;
 };
 
+static void value_put(const struct vec_kernels *vec, const struct kn_kv *kv, const float *v,
+                      void *line)
+{
+    float turned[KN_HEAD_DIM_MAX];
+    if (kn_kv_hadamard(kv->type)) {
+        memcpy(turned, v, kv->head_dim * sizeof *v);
+        vec->hadamard_on(turned, kv->head_dim);
+        v = turned;
+    }
+    vec->line_put(kn_kv_line_type(kv->type, KN_KV_V), line, v, kv->head_dim);
+}
+
 static void write_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     (void)thread;
@@ -182,10 +194,9 @@ static void write_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
         size_t at = (size_t)r * kv->n_kv_heads * kv->head_dim;
         for (uint32_t h = 0; h < kv->n_kv_heads; h++, at += kv->head_dim) {
             uint32_t slot = j->b->slots[r];
-            j->c->vec->line_put(kv->type, kn_kv_row(kv, slot, j->layer, KN_KV_K, h), j->k + at,
-                                kv->head_dim);
-            j->c->vec->line_put(kv->type, kn_kv_row(kv, slot, j->layer, KN_KV_V, h), j->v + at,
-                                kv->head_dim);
+            j->c->vec->line_put(kn_kv_line_type(kv->type, KN_KV_K),
+                                kn_kv_row(kv, slot, j->layer, KN_KV_K, h), j->k + at, kv->head_dim);
+            value_put(j->c->vec, kv, j->v + at, kn_kv_row(kv, slot, j->layer, KN_KV_V, h));
         }
     }
 }
@@ -272,7 +283,7 @@ static void keys_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
     for (uint32_t i = first; i < end; i++) {
         float *ret = j->ret + (size_t)i * kv->n_kv_heads * kv->head_dim;
         for (uint32_t h = 0; h < kv->n_kv_heads; h++, ret += kv->head_dim)
-            j->c->vec->line_get(kv->type, ret,
+            j->c->vec->line_get(kn_kv_line_type(kv->type, KN_KV_K), ret,
                                 kn_kv_row(kv, j->s->slots[j->first + i], j->layer, KN_KV_K, h),
                                 kv->head_dim);
     }
@@ -303,6 +314,7 @@ static void turn_rows(const struct turn_job *j, uint32_t first, uint32_t n)
     const struct vec_kernels *vec = j->c->vec;
     float cos[TURN_ROWS][KN_HEAD_DIM_MAX / 2], sin[TURN_ROWS][KN_HEAD_DIM_MAX / 2];
     float key[KN_HEAD_DIM_MAX];
+    enum kn_type type = kn_kv_line_type(kv->type, KN_KV_K);
     struct rope_row turn = {.style = j->r->style,
                             .n_heads = 1,
                             .head_dim = kv->head_dim,
@@ -317,9 +329,9 @@ static void turn_rows(const struct turn_job *j, uint32_t first, uint32_t n)
                 void *line = kn_kv_row(kv, j->s->slots[first + i], layer, KN_KV_K, h);
                 turn.cos = cos[i];
                 turn.sin = sin[i];
-                vec->line_get(kv->type, key, line, kv->head_dim);
+                vec->line_get(type, key, line, kv->head_dim);
                 vec->rope(&turn, key);
-                vec->line_put(kv->type, line, key, kv->head_dim);
+                vec->line_put(type, line, key, kv->head_dim);
             }
 }
 

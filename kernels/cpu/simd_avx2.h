@@ -107,6 +107,13 @@ static inline vf vf_load_bytes(const int8_t *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
+/* codes of 4 bits, the low halves of bytes (shift 0) or the high ones (4), less 8 */
+static inline vf vf_load_codes(const uint8_t *p, uint32_t shift)
+{
+    __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+    b = _mm256_and_si256(_mm256_srl_epi32(b, _mm_cvtsi32_si128((int)shift)), _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(b, _mm256_set1_epi32(8)));
+}
 /* v integral, -128 .. 127 */
 static inline void vf_store_bytes(int8_t *p, vf v)
 {

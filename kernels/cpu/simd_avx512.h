@@ -102,6 +102,13 @@ static inline vf vf_load_bytes(const int8_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+/* codes of 4 bits, the low halves of bytes (shift 0) or the high ones (4), less 8: the permutation looks at 4 bits alone */
+static inline vf vf_load_codes(const uint8_t *p, uint32_t shift)
+{
+    const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_permutexvar_ps(_mm512_srl_epi32(b, _mm_cvtsi32_si128((int)shift)), values);
+}
 /* v integral, -128 .. 127 */
 static inline void vf_store_bytes(int8_t *p, vf v)
 {

@@ -91,6 +91,11 @@ static inline vf vf_load_bytes(const int8_t *p)
 {
     return *p;
 }
+/* codes of 4 bits, the low halves of bytes (shift 0) or the high ones (4), less 8 */
+static inline vf vf_load_codes(const uint8_t *p, uint32_t shift)
+{
+    return (float)((int)(*p >> shift & 15) - 8);
+}
 /* v integral, -128 .. 127 */
 static inline void vf_store_bytes(int8_t *p, vf v)
 {

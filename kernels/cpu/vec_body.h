@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 #include "kernels.h"
+#include "kn_hadamard.h"
 #include "kn_kv_addr.h"
 
 #define VEC_NAME2(isa) vec_##isa
@@ -204,6 +205,29 @@ static void q8_put(uint8_t *block, const float *x, size_t n)
     }
 }
 
+/* The bytes of kn_kv_q4_put. */
+static void q4_put(uint8_t *block, const float *x, size_t n)
+{
+    vf zero = vf_set1(0.0f), eight = vf_set1(8.0f), top = vf_set1(15.0f);
+    for (size_t i = 0; i < n; i += KN_KV_Q8, x += KN_KV_Q8, block += KN_KV_Q4_BYTES) {
+        int8_t code[KN_KV_Q8];
+        vf most = zero, least_neg = zero;
+        for (uint32_t k = 0; k < KN_KV_Q8; k += VF_N) {
+            most = vf_max(most, vf_load(x + k));
+            least_neg = vf_max(least_neg, vf_sub(zero, vf_load(x + k)));
+        }
+        uint16_t scale = kn_kv_q4_scale(-vf_top(least_neg), vf_top(most));
+        vf inverse = vf_set1(kn_kv_q8_inverse(scale));
+        memcpy(block, &scale, sizeof scale);
+        for (uint32_t k = 0; k < KN_KV_Q8; k += VF_N) {
+            vf q = vf_add(vf_round(vf_mul(vf_load(x + k), inverse)), eight);
+            vf_store_bytes(code + k, vf_min(vf_max(q, zero), top));
+        }
+        for (uint32_t k = 0; k < KN_KV_Q8 / 2; k++)
+            block[2 + k] = (uint8_t)(code[k] | code[k + KN_KV_Q8 / 2] << 4);
+    }
+}
+
 static void line_put(enum kn_type type, void *line, const float *x, size_t n)
 {
     uint16_t *h = line;
@@ -214,12 +238,24 @@ static void line_put(enum kn_type type, void *line, const float *x, size_t n)
         narrow(line, x, n, 1.0f);
     } else if (type == KN_Q8_0) {
         q8_put(line, x, n);
+    } else if (type == KN_Q4_0) {
+        q4_put(line, x, n);
     } else {
         for (; i + VF_N <= n; i += VF_N)
             vf_store_bf16(h + i, vf_load(x + i));
         for (; i < n; i++)
             h[i] = kn_f32_to_bf16(x[i]);
     }
+}
+
+static void hadamard_on(float *x, uint32_t n)
+{
+    kn_hadamard_on(x, n);
+}
+
+static void hadamard_off(float *x, uint32_t n)
+{
+    kn_hadamard_off(x, n);
 }
 
 static float max_abs(const float *x, size_t n)
@@ -230,5 +266,6 @@ static float max_abs(const float *x, size_t n)
     return vf_top(top);
 }
 
-const struct vec_kernels VEC_NAME(CPU_ISA) = {put,   rmsnorm, rope,     swiglu,   lse_add, lse_row,
-                                              widen, narrow,  line_get, line_put, max_abs};
+const struct vec_kernels VEC_NAME(CPU_ISA) = {put,         rmsnorm,      rope,   swiglu,   lse_add,
+                                              lse_row,     widen,        narrow, line_get, line_put,
+                                              hadamard_on, hadamard_off, max_abs};

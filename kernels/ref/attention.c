@@ -18,6 +18,7 @@
  * Queries that share a KV head (neighbouring rows of one sequence, the heads of a group) go
  * together, so that a tile is expanded once for all of them. */
 #include "ref.h"
+#include "kn_hadamard.h"
 #include "kn_kv_addr.h"
 #include <math.h>
 
@@ -61,14 +62,14 @@ static void tile_fill(struct tile *tile, const struct stream *from, uint32_t lo,
         memset(tile->v, 0, sizeof tile->v);
     for (uint32_t j = lo; j < hi; j++) {
         uint32_t at = j % KN_TILE;
-        ref_kv_widen(kv->type, kn_kv_row(kv, s->slots[j], from->layer, KN_KV_K, from->head),
-                     tile->d, line);
+        ref_kv_widen(kn_kv_line_type(kv->type, KN_KV_K),
+                     kn_kv_row(kv, s->slots[j], from->layer, KN_KV_K, from->head), tile->d, line);
         for (uint32_t i = 0; i < tile->d; i++)
             tile->k[i][at / REF_LANES].f[at % REF_LANES] = line[i];
         if (!want_v)
             continue;
-        ref_kv_widen(kv->type, kn_kv_row(kv, s->slots[j], from->layer, KN_KV_V, from->head),
-                     tile->d, line);
+        ref_kv_widen(kn_kv_line_type(kv->type, KN_KV_V),
+                     kn_kv_row(kv, s->slots[j], from->layer, KN_KV_V, from->head), tile->d, line);
         memcpy(tile->v[at], line, tile->d * sizeof line[0]);
     }
 }
@@ -136,10 +137,12 @@ static void query_add(struct query *q, const struct tile *tile, uint32_t start, 
     q->m = m;
 }
 
-static void query_finish(struct query *q, uint32_t d)
+static void query_finish(struct query *q, const struct kn_kv *kv)
 {
-    for (uint32_t i = 0; i < d; i++)
+    for (uint32_t i = 0; i < kv->head_dim; i++)
         q->out[i] = q->lo < q->hi ? q->acc[i / REF_LANES].f[i % REF_LANES] / q->l : 0.0f;
+    if (q->lo < q->hi && kn_kv_hadamard(kv->type))
+        kn_hadamard_off(q->out, kv->head_dim);
 }
 
 /* n queries over one stream. */
@@ -163,7 +166,7 @@ static void attend(const struct stream *from, struct query *q, uint32_t n, float
                 query_add(&q[i], &tile, start, scale);
     }
     for (uint32_t i = 0; i < n; i++)
-        query_finish(&q[i], from->s->kv->head_dim);
+        query_finish(&q[i], from->s->kv);
 }
 
 /* One call of ref_attention. */

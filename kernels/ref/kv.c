@@ -1,5 +1,6 @@
 /* kv.c: rows into pages and out of them. kn_kv_addr.h has the layout. */
 #include "ref.h"
+#include "kn_hadamard.h"
 #include "kn_kv_addr.h"
 #include "kn_turn.h"
 
@@ -22,6 +23,12 @@ void ref_kv_narrow(enum kn_type type, const float *src, uint32_t n, void *ret)
         uint8_t *block = ret;
         for (uint32_t i = 0; i < n; i += KN_KV_Q8, block += KN_KV_Q8_BYTES)
             kn_kv_q8_put(src + i, block);
+        return;
+    }
+    if (type == KN_Q4_0) {
+        uint8_t *block = ret;
+        for (uint32_t i = 0; i < n; i += KN_KV_Q8, block += KN_KV_Q4_BYTES)
+            kn_kv_q4_put(src + i, block);
         return;
     }
     uint16_t *h = ret;
@@ -49,21 +56,33 @@ void ref_batch_end(struct kn *kn, const struct kn_batch *b)
 void ref_row_copy(struct kn *kn, const struct kn_kv *kv, uint32_t dst_slot, uint32_t src_slot)
 {
     (void)kn;
-    size_t bytes = kn_kv_line_bytes(kv);
+    size_t key = kn_kv_line_bytes(kv, KN_KV_K), value = kn_kv_line_bytes(kv, KN_KV_V);
     if (dst_slot == src_slot)
         return;
     for (uint32_t layer = 0; layer < kv->n_layers; layer++)
         for (uint32_t head = 0; head < kv->n_kv_heads; head++) {
             memcpy(kn_kv_row(kv, dst_slot, layer, KN_KV_K, head),
-                   kn_kv_row(kv, src_slot, layer, KN_KV_K, head), bytes);
+                   kn_kv_row(kv, src_slot, layer, KN_KV_K, head), key);
             memcpy(kn_kv_row(kv, dst_slot, layer, KN_KV_V, head),
-                   kn_kv_row(kv, src_slot, layer, KN_KV_V, head), bytes);
+                   kn_kv_row(kv, src_slot, layer, KN_KV_V, head), value);
         }
     if (kv->d_hidden == 0)
         return;
     memcpy(kn_kv_hidden(kv, dst_slot), kn_kv_hidden(kv, src_slot), kn_kv_hidden_bytes(kv));
     if (kn_kv_hidden_scaled(kv))
         *kn_kv_hidden_scale(kv, dst_slot) = *kn_kv_hidden_scale(kv, src_slot);
+}
+
+static void value_put(const struct kn_kv *kv, const float *v, void *line)
+{
+    float turned[KN_HEAD_DIM_MAX];
+    kn_assert(kv->head_dim <= KN_HEAD_DIM_MAX);
+    if (kn_kv_hadamard(kv->type)) {
+        memcpy(turned, v, kv->head_dim * sizeof *v);
+        kn_hadamard_on(turned, kv->head_dim);
+        v = turned;
+    }
+    ref_kv_narrow(kn_kv_line_type(kv->type, KN_KV_V), v, kv->head_dim, line);
 }
 
 void ref_kv_write(struct kn *kn, const struct kn_batch *b, uint32_t layer, const float *k,
@@ -76,8 +95,9 @@ void ref_kv_write(struct kn *kn, const struct kn_batch *b, uint32_t layer, const
         uint32_t d = kv->head_dim;
         for (uint32_t h = 0; h < kv->n_kv_heads; h++) {
             size_t at = ((size_t)r * kv->n_kv_heads + h) * d;
-            ref_kv_narrow(kv->type, k + at, d, kn_kv_row(kv, b->slots[r], layer, KN_KV_K, h));
-            ref_kv_narrow(kv->type, v + at, d, kn_kv_row(kv, b->slots[r], layer, KN_KV_V, h));
+            ref_kv_narrow(kn_kv_line_type(kv->type, KN_KV_K), k + at, d,
+                          kn_kv_row(kv, b->slots[r], layer, KN_KV_K, h));
+            value_put(kv, v + at, kn_kv_row(kv, b->slots[r], layer, KN_KV_V, h));
         }
     }
 }
@@ -135,8 +155,8 @@ void ref_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint32
     kn_assert(first <= s->n && count <= s->n - first && layer < kv->n_layers);
     for (uint32_t i = first; i < first + count; i++)
         for (uint32_t h = 0; h < kv->n_kv_heads; h++, ret += kv->head_dim)
-            ref_kv_widen(kv->type, kn_kv_row(kv, s->slots[i], layer, KN_KV_K, h), kv->head_dim,
-                         ret);
+            ref_kv_widen(kn_kv_line_type(kv->type, KN_KV_K),
+                         kn_kv_row(kv, s->slots[i], layer, KN_KV_K, h), kv->head_dim, ret);
 }
 
 void ref_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *r,
@@ -144,6 +164,7 @@ void ref_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *
 {
     (void)kn;
     const struct kn_kv *kv = s->kv;
+    enum kn_type type = kn_kv_line_type(kv->type, KN_KV_K);
     float cos[KN_HEAD_DIM_MAX / 2], sin[KN_HEAD_DIM_MAX / 2], key[KN_HEAD_DIM_MAX];
     kn_assert(r->norm == NULL && r->n_heads == kv->n_kv_heads && r->head_dim == kv->head_dim);
     for (uint32_t i = 0; i < s->n; i++) {
@@ -153,9 +174,9 @@ void ref_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope *
         for (uint32_t layer = 0; layer < kv->n_layers; layer++)
             for (uint32_t h = 0; h < kv->n_kv_heads; h++) {
                 void *line = kn_kv_row(kv, s->slots[i], layer, KN_KV_K, h);
-                ref_kv_widen(kv->type, line, kv->head_dim, key);
+                ref_kv_widen(type, line, kv->head_dim, key);
                 ref_rope_head(r, cos, sin, key);
-                ref_kv_narrow(kv->type, key, kv->head_dim, line);
+                ref_kv_narrow(type, key, kv->head_dim, line);
             }
     }
 }

@@ -54,7 +54,7 @@ int kn_ref_open(struct kn **ret, const struct kn_options *opt, char *why, size_t
     kn->name = "ref";
     kn->n_threads = 1;
     kn->activations = KN_ACTIVATIONS_FLOAT; /* never rounded, whatever was asked for */
-    kn->kv_types = 1u << KN_BF16 | 1u << KN_Q8_0;
+    kn->kv_types = 1u << KN_BF16 | 1u << KN_Q8_0 | 1u << KN_Q8_Q4;
     strcpy(kn->isa, "scalar");
     *ret = kn;
     return KN_OK;

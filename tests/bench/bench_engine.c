@@ -1,5 +1,5 @@
 /* bench_engine MODEL [--sessions N] [--prompt N] [--new N] [--policy NAME] [--budget N] [--threads N]
- *              [--backend NAME] [--isa NAME] [--activations 8|16] [--text "a chat message"]
+ *              [--backend NAME] [--isa NAME] [--activations 8|16] [--kv-type TYPE] [--text "a chat message"]
  *
  * Tokens per second of the engine without sockets: N sessions put a prompt of made-up tokens at
  * once and generate greedily. Prefill is counted until the last session has its first token, decode
@@ -15,7 +15,7 @@
 #define SESSIONS_MAX 64u
 
 struct bench {
-    const char *model, *policy, *backend, *isa, *text;
+    const char *model, *policy, *backend, *isa, *kv_type, *text;
     uint32_t sessions, prompt, n_new, budget, threads, activations;
 };
 
@@ -31,7 +31,7 @@ static int usage(void)
 {
     fprintf(stderr, "usage: bench_engine MODEL.gguf [--sessions N] [--prompt N] [--new N]\n"
                     "       [--policy NAME] [--budget TOKENS] [--threads N] [--backend NAME]\n"
-                    "       [--isa NAME] [--activations 8|16] [--text MESSAGE]\n");
+                    "       [--isa NAME] [--activations 8|16] [--kv-type TYPE] [--text MESSAGE]\n");
     return 2;
 }
 
@@ -66,6 +66,8 @@ static bool parse(struct bench *b, int argc, char **argv)
             b->backend = v;
         else if (strcmp(a, "--isa") == 0)
             b->isa = v;
+        else if (strcmp(a, "--kv-type") == 0)
+            b->kv_type = v;
         else if (strcmp(a, "--text") == 0)
             b->text = v;
         else
@@ -128,6 +130,7 @@ static void open_all(struct engine *en, struct client *c, const struct bench *b)
                                                  .budget_tokens = b->budget,
                                                  .recent = -1,
                                                  .span_quantile = -1};
+        o->u.open.kv_type = b->kv_type;
         o->u.open.port = c[i].port = port_new();
         bc_assert(o->u.open.port != NULL);
         post(en, o);

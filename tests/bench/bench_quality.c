@@ -76,7 +76,7 @@ static bool parse(struct options *o, int argc, char **argv)
 /* Perplexity with each type of keys and values, on the cpu backend. */
 static void kv_types_run(const struct options *o, const int32_t *ids, uint32_t n)
 {
-    static const char *const types[] = {"f32", "f16", "bf16", "q8_0"};
+    static const char *const types[] = {"f32", "f16", "bf16", "q8_0", "q8_q4"};
     const struct quality_how how = {"cpu", "f32", o->threads, o->activations};
     struct eh *h = quality_open(o->model, &how);
     double first = 0;

@@ -12,7 +12,7 @@ struct kca_world kca_make(struct kca_shape s)
     w.k_stored = kc_floats(2, (size_t)s.n * s.n_kv * s.d, 1.0f);
     w.v_stored = kc_floats(3, (size_t)s.n * s.n_kv * s.d, 1.0f);
     kc_stored(s.type, w.k, (size_t)s.n * s.n_kv * s.d, w.k_stored);
-    kc_stored(s.type, w.v, (size_t)s.n * s.n_kv * s.d, w.v_stored);
+    kc_stored_values(s.type, s.d, w.v, (size_t)s.n * s.n_kv * s.d, w.v_stored);
     w.seq = calloc(s.n, sizeof *w.seq);
     w.lo = calloc(s.n, sizeof *w.lo);
     w.hi = calloc(s.n, sizeof *w.hi);

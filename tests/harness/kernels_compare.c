@@ -1,6 +1,7 @@
 /* kernels_compare.c: see the header. */
 #include "kernels_compare.h"
 #include <unistd.h>
+#include "kn_hadamard.h"
 
 /* ---- backends ---- */
 
@@ -310,12 +311,62 @@ static void stored_block(const float *x, float *ret)
 
 void kc_stored(enum kn_type type, const float *x, size_t n, float *ret)
 {
-    for (size_t i = 0; type == KN_Q8_0 && i < n; i += 32)
+    bool bytes = type == KN_Q8_0 || type == KN_Q8_Q4;
+    for (size_t i = 0; bytes && i < n; i += 32)
         stored_block(x + i, ret + i);
-    for (size_t i = 0; type != KN_Q8_0 && i < n; i++)
+    for (size_t i = 0; !bytes && i < n; i++)
         ret[i] = type == KN_F16    ? kn_f16_to_f32(kn_f32_to_f16(x[i]))
                  : type == KN_BF16 ? kn_bf16_to_f32(kn_f32_to_bf16(x[i]))
                                    : x[i];
+}
+
+/* 32 values: -8 .. 7 times a half, which the farthest from 0 is -8 of. */
+static void stored_codes(float *x)
+{
+    float far = 0.0f;
+    for (int i = 0; i < 32; i++)
+        if (fabsf(x[i]) > fabsf(far) || (fabsf(x[i]) == fabsf(far) && x[i] < far))
+            far = x[i];
+    float scale = kn_f16_to_f32(kn_f32_to_f16(fmaxf(fminf(far / -8.0f, 65504.0f), -65504.0f)));
+    for (int i = 0; i < 32; i++) {
+        float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+        x[i] = scale * (float)lrintf(fminf(fmaxf(x[i] * inverse, -8.0f), 7.0f));
+    }
+}
+
+/* y = H x with H[i][k] = (-1)^(ones of i & k) / sqrt(n), in double precision; n: a power of two. */
+static void hadamard(uint32_t n, const float *x, float *y)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        double sum = 0;
+        for (uint32_t k = 0; k < n; k++)
+            sum += (double)x[k] * ((__builtin_popcount(i & k) & 1) != 0 ? -1 : 1);
+        y[i] = (float)(sum / sqrt((double)n));
+    }
+}
+
+void kc_stored_values(enum kn_type type, uint32_t head_dim, const float *x, size_t n, float *ret)
+{
+    if (type != KN_Q8_Q4) {
+        kc_stored(type, x, n, ret);
+        return;
+    }
+    uint32_t block = head_dim & -head_dim;
+    float sign[KN_HEAD_DIM_MAX], turned[KN_HEAD_DIM_MAX];
+    for (size_t at = 0; at < n; at += head_dim) {
+        for (uint32_t i = 0; i < head_dim; i++)
+            sign[i] = 1.0f;
+        kn_hadamard_sign(sign, head_dim);
+        memcpy(turned, x + at, head_dim * sizeof *turned);
+        kn_hadamard_on(turned,
+                       head_dim); /* its own bits: rounding decides which code a value gets */
+        for (uint32_t i = 0; i < head_dim; i += 32)
+            stored_codes(turned + i);
+        for (uint32_t i = 0; i < head_dim; i += block)
+            hadamard(block, turned + i, ret + at + i);
+        for (uint32_t i = 0; i < head_dim; i++)
+            ret[at + i] *= sign[i];
+    }
 }
 
 void kc_pool_close(struct kc_pool *p)

@@ -93,9 +93,10 @@ struct kc_rows {
 };
 void kc_pool_write(struct kc_pool *p, const struct kn_seq *seq, uint32_t layer,
                    struct kc_rows rows);
-/* What n values are once they were stored as keys or values of that type (n a multiple of its block), by a formula of its
- * own. */
+/* What n floats are once they were stored as keys of that type (n a multiple of its block), by a formula of its own; and as
+ * values of heads of that size: q8_q4's are turned before, and here turned back. */
 void kc_stored(enum kn_type type, const float *x, size_t n, float *ret);
+void kc_stored_values(enum kn_type type, uint32_t head_dim, const float *x, size_t n, float *ret);
 /* Whether pages of that type and head size exist on this backend. */
 bool kc_has_kv(const struct kn *kn, enum kn_type type, uint32_t head_dim);
 /* Slot lists. KC_SCATTERED: n of the pool's slots in no order; KC_PRUNED: ascending with holes. */

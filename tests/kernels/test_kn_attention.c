@@ -11,7 +11,7 @@
 #include "kn_kv_addr.h"
 
 static struct kc_set set;
-static const enum kn_type kv_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0};
+static const enum kn_type kv_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0, KN_Q8_Q4};
 
 /* Whether a type has heads of that size. */
 static bool fits(enum kn_type type, uint32_t head_dim)
@@ -129,12 +129,13 @@ static void attention_at_every_group(void **state)
         every_view((struct kca_shape){16, 1 + group % 3, group, 67, KN_F16, KC_SCATTERED, 1.0f});
     every_view((struct kca_shape){16, 1, 37, 66, KN_F32, KC_DENSE, 1.0f});
     every_view((struct kca_shape){32, 1, 37, 66, KN_Q8_0, KC_DENSE, 1.0f});
+    every_view((struct kca_shape){64, 1, 37, 66, KN_Q8_Q4, KC_DENSE, 1.0f});
 }
 
 static void attention_over_a_long_cache(void **state)
 {
     (void)state;
-    static const enum kn_type types[] = {KN_F16, KN_Q8_0};
+    static const enum kn_type types[] = {KN_F16, KN_Q8_0, KN_Q8_Q4};
     for (size_t t = 0; t < KC_LEN(types); t++) {
         struct kca_world w = kca_make((struct kca_shape){64, 3, 3, 700, types[t], KC_PRUNED, 1.0f});
         kca_look(&w, t == 0 ? KCA_PREFILL : KCA_SCORE_GAP);

@@ -3,7 +3,7 @@
  *
  *   f32         3e-6 of the pair's length (two rotations instead of one, at positions up to 2^20)
  *   f16, bf16   half a unit in the last place of the value more than what was lost when the key was first stored: 2 roundings
- *   q8_0        2 roundings to 1/254 of the block's largest magnitude (a turn may make a value 1.42 times as large)
+ *   q8_0, q8_q4 2 roundings to 1/254 of the block's largest magnitude (a turn may make a value 1.42 times as large)
  *
  * What does not move keeps its bits: keys that are at their position already, dims beyond n_rot (f32), values, hidden rows, and
  * every row that is not of the sequence. */
@@ -28,7 +28,7 @@ static int close_set(void **state)
     return 0;
 }
 
-static const enum kn_type kv_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0};
+static const enum kn_type kv_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0, KN_Q8_Q4};
 
 /* The error of one stored value, of one of that size in a block whose largest is `top`. */
 static float rounding(enum kn_type type, float top)
@@ -82,7 +82,7 @@ static void rest_is_untouched(struct kc_pool *p, const struct kn_seq *seq, const
         for (uint32_t i = 0; i < N; i++)
             for (uint32_t lh = 0; lh < LAYERS * HEADS && from[i] != (int32_t)i; lh++)
                 memset(kn_kv_row(&kv, seq->slots[i], lh / HEADS, KN_KV_K, lh % HEADS), 0,
-                       kn_kv_line_bytes(&kv));
+                       kn_kv_line_bytes(&kv, KN_KV_K));
     }
     assert_memory_equal(before, after, PAGES * p->kv.stride);
     free(before);

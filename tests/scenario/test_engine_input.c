@@ -28,6 +28,7 @@ static const struct bad_open {
     {{.trigger = "now"}, BC_EUNKNOWN, "trigger"},
     {{.kv_type = "q2"}, BC_EUNKNOWN, "kv_type"},
     {{.kv_type = "q8_0"}, BC_EUNSUPPORTED, "kv_type"}, /* its heads have 16 values */
+    {{.kv_type = "q8_q4"}, BC_EUNSUPPORTED, "kv_type"},
     {{.chat_template = "morse"}, BC_EUNKNOWN, "chat_template"},
     {{.budget_tokens = 64, .frozen = 64}, BC_EINVALID, "frozen_tokens"},
     {{.budget_tokens = 64, .frozen = 1000}, BC_EINVALID, "frozen_tokens"},

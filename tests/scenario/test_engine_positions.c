@@ -317,6 +317,7 @@ static const struct eh_ask kept[] = {
     {.policy = "h2o", .budget_tokens = 90, .kv_type = "bf16", .frozen = 3},
     {.policy = "random", .budget_tokens = 66, .seed = 11},
     {.model = qwen3, .policy = "counter_causal", .budget_tokens = 80, .kv_type = "q8_0"},
+    {.model = qwen3, .policy = "tova", .budget_tokens = 90, .kv_type = "q8_q4"},
 };
 
 static struct eh_ask kept_ask(size_t i, bool durable)

@@ -1,8 +1,9 @@
-/* What a cache of fewer bytes costs the default model: the same 192 tokens cached as f32, f16, bf16 and q8_0. Held against f32:
+/* What a cache of fewer bytes costs the default model: the same 192 tokens cached as f32, f16, bf16, q8_0 and q8_q4. Held against f32:
  * how far the log-probability of the next token moves, on average and in sum, and which tokens the counter-causal scores keep.
  *
  * Most of the difference is not the cache's: activations are rounded to 8 bits before every product, and the smallest change
- * of an input tips some of them over. So all types lie equally far from f32; that q8_0 lies no farther is what is tested. */
+ * of an input tips some of them over. So all types lie equally far from f32; that q8_0 lies no farther is what is tested.
+ * q8_q4 lies twice as far, and would keep fewer of the same tokens without the turn of its values: 0.13 and 0.82 were seen. */
 #include "smollm2.h"
 
 enum { N = 192, CHUNK = 96 };
@@ -60,8 +61,12 @@ static void a_smaller_cache_keeps_nearly_the_same_tokens(void **state)
     static const struct {
         enum kn_type type;
         size_t row_bytes; /* 30 layers, 3 heads of 64, hidden rows of 576 */
-    } kinds[] = {{KN_F16, 23040 + 1156}, {KN_BF16, 23040 + 1156}, {KN_Q8_0, 12240 + 1156}};
-    const double off_max = 0.12, drift_max = 0.03, overlap_min = 0.9;
+        double off_max, overlap_min;
+    } kinds[] = {{KN_F16, 23040 + 1156, 0.12, 0.9},
+                 {KN_BF16, 23040 + 1156, 0.12, 0.9},
+                 {KN_Q8_0, 12240 + 1156, 0.12, 0.9},
+                 {KN_Q8_Q4, 9360 + 1156, 0.15, 0.87}};
+    const double drift_max = 0.03;
     static struct outcome want, got;
     struct gguf *golden = golden_open("golden-smollm2.gguf");
     uint32_t n, fails = 0;
@@ -84,9 +89,9 @@ static void a_smaller_cache_keeps_nearly_the_same_tokens(void **state)
         print_message(
             "%s: log-probabilities off by %.4f on average (%.2f allowed), by %+.4f in sum "
             "(%.2f), overlap %.4f (%.2f wanted)\n",
-            kn_kv_type_find(kinds[k].type)->name, off, off_max, drift, drift_max, worst,
-            overlap_min);
-        fails += off > off_max || fabs(drift) > drift_max || worst < overlap_min;
+            kn_kv_type_find(kinds[k].type)->name, off, kinds[k].off_max, drift, drift_max, worst,
+            kinds[k].overlap_min);
+        fails += off > kinds[k].off_max || fabs(drift) > drift_max || worst < kinds[k].overlap_min;
     }
     gguf_close(&golden);
     assert_int_equal(fails, 0);

@@ -14,7 +14,7 @@ static const struct {
     {"tiny-llama.gguf", KN_F32},      {"tiny-llama-rope3.gguf", KN_BF16},
     {"tiny-qwen2.gguf", KN_F16},      {"tiny-qwen3.gguf", KN_Q8_0},
     {"tiny-llama-q8_0.gguf", KN_F16}, {"tiny-llama-q4_0.gguf", KN_F32},
-    {"tiny-llama-q4_1.gguf", KN_F16},
+    {"tiny-llama-q4_1.gguf", KN_F16}, {"tiny-qwen3.gguf", KN_Q8_Q4},
 };
 
 static void open_model(struct rig *r, const struct kn_options *ko, unsigned k, uint32_t threads)

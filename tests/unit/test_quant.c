@@ -11,6 +11,7 @@
 #include "base.h"
 #include "gguf.h"
 #include "kn_int8.h"
+#include "kn_hadamard.h"
 #include "kn_kv_addr.h"
 
 static const enum kn_type all_types[] = {KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,  KN_Q4_1,
@@ -286,6 +287,13 @@ static void pages_hold_what_they_say(void **state)
                      page2 + 3 * 2 * 2 * 64 * 68 + 5 * 48 * 2);
     assert_int_equal((uintptr_t)kn_kv_hidden_scale(&kv, 2 * 64 + 63),
                      page2 + kn_kv_page_bytes(&kv) - 4);
+    kv.type = KN_Q8_Q4; /* keys of 68 bytes, each with its value of 36 behind it */
+    assert_int_equal(kn_kv_row_bytes(&kv), 3 * 2 * (68 + 36) + 48 * 2 + 4);
+    for (uint32_t part = KN_KV_K; part <= KN_KV_V; part++)
+        assert_int_equal((uintptr_t)kn_kv_row(&kv, 2 * 64 + 5, 1, part, 1),
+                         page2 + ((1 * 2 + 1) * 64 + 5) * 104 + part * 68);
+    assert_int_equal((uintptr_t)kn_kv_hidden(&kv, 2 * 64 + 5),
+                     page2 + 3 * 2 * 64 * 104 + 5 * 48 * 2);
 }
 
 static void types_of_keys_say_what_they_need(void **state)
@@ -300,7 +308,7 @@ static void types_of_keys_say_what_they_need(void **state)
         assert_int_equal(kn_kv_check(&device, t->type, 64, why, sizeof why),
                          t->type == KN_F16 || t->type == KN_F32 ? KN_OK : KN_EUNSUPPORTED);
     }
-    assert_string_equal(why, "backend \"plain\" has no keys and values of type q8_0");
+    assert_string_equal(why, "backend \"plain\" has no keys and values of type q8_q4");
     assert_int_equal(kn_kv_check(&host, KN_Q8_0, 96, why, sizeof why), KN_OK);
     assert_int_equal(kn_kv_check(&host, KN_Q8_0, 80, why, sizeof why), KN_EUNSUPPORTED);
     assert_string_equal(why, "type q8_0 needs heads of a multiple of 32 values; these have 80");
@@ -324,6 +332,59 @@ static void q8_lines_are_as_near_as_they_can_be(void **state)
             kn_dequant(KN_Q8_0, block, 32, back);
             for (int i = 0; i < 32; i++)
                 assert_true(fabsf(back[i] - x[i]) <= 0.57f * top / 127.0f + 127.0f * 0x1p-25f);
+        }
+}
+
+/* Half a step, a whole one on the side that has only 7 of them, and what the rounding of the scale adds. */
+static void q4_lines_are_as_near_as_they_can_be(void **state)
+{
+    (void)state;
+    for (int e = -10; e < 16; e++)
+        for (int seed = 0; seed < 40; seed++) {
+            float x[32], top = 0.0f, back[32];
+            uint8_t block[18];
+            for (int i = 0; i < 32; i++) {
+                x[i] = ldexpf((float)((i * 7919 + seed * 104729 + 13) % 2001 - 1000) / 1000.0f, e);
+                top = fabsf(x[i]) > fabsf(top) ? x[i] : top;
+            }
+            kn_kv_q4_put(x, block);
+            kn_dequant(KN_Q4_0, block, 32, back);
+            for (int i = 0; i < 32; i++) {
+                bool far_side = x[i] / top < -7.5f / 8.0f;
+                assert_true(fabsf(back[i] - x[i]) <=
+                            (far_side ? 1.01f : 0.51f) * fabsf(top) / 8.0f);
+            }
+        }
+}
+
+/* On and off is nothing but rounding, lengths stay, and a value that is one large dim, or all dims alike, needs no more
+ * levels than another one. */
+static void a_turn_spreads_what_is_large(void **state)
+{
+    (void)state;
+    static const uint32_t lens[] = {32, 64, 96, 128, 160, 256};
+    for (size_t k = 0; k < ARRAY_LEN(lens); k++)
+        for (uint32_t kind = 0; kind < 2 + lens[k]; kind++) {
+            uint32_t n = lens[k], block = n & -n;
+            float x[256], y[256], top = 0.0f, most = 0.0f;
+            double was = 0, is = 0;
+            for (uint32_t i = 0; i < n; i++)
+                y[i] = x[i] = kind == 0                 ? 1.0f
+                              : kind == 1               ? (float)((int)(i * 7919 % 201) - 100)
+                              : i == (uint32_t)kind - 2 ? 100.0f
+                                                        : 0.0f;
+            kn_hadamard_on(y, n);
+            for (uint32_t i = 0; i < n; i++) {
+                was += (double)x[i] * (double)x[i];
+                is += (double)y[i] * (double)y[i];
+                most = fmaxf(most, fabsf(y[i]));
+                top = fmaxf(top, fabsf(x[i]));
+            }
+            assert_true(fabs(is / was - 1) < 1e-5);
+            assert_true(most <= 4.0f * (float)sqrt(was / (kind > 1 ? block : n)));
+            kn_hadamard_off(y, n);
+            for (uint32_t i = 0; i < n; i++)
+                assert_true(fabsf(y[i] - x[i]) <= 1e-6f * top);
         }
 }
 
@@ -356,6 +417,8 @@ int main(void)
         cmocka_unit_test(pages_hold_what_they_say),
         cmocka_unit_test(types_of_keys_say_what_they_need),
         cmocka_unit_test(q8_lines_are_as_near_as_they_can_be),
+        cmocka_unit_test(q4_lines_are_as_near_as_they_can_be),
+        cmocka_unit_test(a_turn_spreads_what_is_large),
         cmocka_unit_test(hidden_scale_fits_every_row),
     };
     return cmocka_run_group_tests(tests, golden_open, golden_close);

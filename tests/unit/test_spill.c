@@ -34,7 +34,7 @@ static void world_open(struct world *w, enum kn_type type, uint32_t d_hidden)
     struct kn_options ko = {.backend = "ref", .threads = 1};
     struct kn_kv kv = {
         .n_layers = 2, .n_kv_heads = 2, .head_dim = 8, .d_hidden = d_hidden, .type = type};
-    if (type == KN_Q8_0)
+    if (type == KN_Q8_0 || type == KN_Q8_Q4)
         kv.head_dim = 32;
     struct err e;
     *w = (struct world){.random = 7};
@@ -146,13 +146,13 @@ static int back(const uint8_t *bytes, size_t n, struct seqcache *to, struct spil
 
 static void row_equal(const struct kn_kv *kv, uint32_t a, uint32_t b)
 {
-    size_t n = kn_kv_line_bytes(kv);
+    size_t key = kn_kv_line_bytes(kv, KN_KV_K), value = kn_kv_line_bytes(kv, KN_KV_V);
     for (uint32_t l = 0; l < kv->n_layers; l++)
         for (uint32_t h = 0; h < kv->n_kv_heads; h++) {
             assert_memory_equal(kn_kv_row(kv, a, l, KN_KV_K, h), kn_kv_row(kv, b, l, KN_KV_K, h),
-                                n);
+                                key);
             assert_memory_equal(kn_kv_row(kv, a, l, KN_KV_V, h), kn_kv_row(kv, b, l, KN_KV_V, h),
-                                n);
+                                value);
         }
     if (kv->d_hidden > 0)
         assert_memory_equal(kn_kv_hidden(kv, a), kn_kv_hidden(kv, b), kn_kv_hidden_bytes(kv));
@@ -178,8 +178,8 @@ static void comes_back_byte_equal(void **state)
     static const struct {
         enum kn_type type;
         uint32_t d_hidden;
-    } kinds[] = {{KN_F16, 0},  {KN_F16, 24},  {KN_F32, 0},  {KN_F32, 24},
-                 {KN_BF16, 0}, {KN_BF16, 24}, {KN_Q8_0, 0}, {KN_Q8_0, 24}};
+    } kinds[] = {{KN_F16, 0},   {KN_F16, 24}, {KN_F32, 0},   {KN_F32, 24},  {KN_BF16, 0},
+                 {KN_BF16, 24}, {KN_Q8_0, 0}, {KN_Q8_0, 24}, {KN_Q8_Q4, 0}, {KN_Q8_Q4, 24}};
     for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
         struct world w;
         struct seqcache *twin;
