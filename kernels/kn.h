@@ -243,8 +243,8 @@ struct kn_ops {
     /* ret_keep (HOST) [s->keep], ascending; returns how many: min(n, keep). value: device [n]. */
     uint32_t (*select_keep)(struct kn *kn, const float *value, const struct kn_select *s,
                             uint32_t *ret_keep);
-    /* ret (HOST) [rows]: a token for each row of logits (device [rows][n_vocab]), how[r] (HOST) says how. Temperatures
-     * above 0 draw by Gumbel noise: not the draws of another backend, but the same ones each time. */
+    /* ret (HOST) [rows]: a token for each row of logits (device [rows][n_vocab]), how[r] (HOST) says how. The engine's own
+     * sampler's tokens, unless its number falls where weights are rounded. */
     void (*sample)(struct kn *kn, const float *logits, uint32_t rows, uint32_t n_vocab,
                    const struct kn_sample *how, int32_t *ret);
 };

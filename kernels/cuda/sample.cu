@@ -5,13 +5,14 @@
  *      v       NaN counts as -inf; penalties once for each recent token; (max, lowest id) is the greedy pick
  *      w       exp((v - max) / temperature); candidates have w > 0 and w >= min_p
  *      cut     ordered by v descending, id ascending, a candidate stays while fewer than top_k stand before it and their
- *              weights (in units of 2^-40: whole numbers, so the order of adding does not matter) are less than top_p of all.
- *              The last one that stays is found a byte of its bits at a time
- *      draw    the largest of v / temperature + Gumbel noise: candidates win with probability w / sum
+ *              weights are less than top_p of all. The last one that stays is found a byte of its bits at a time
+ *      draw    the first candidate, in that order (without a cut: by id), up to which the weights are more than u times those
+ *              of all that stay; u is the sampler's, a hash of (seed, stream). Where it lies is found as the cut was
  *
- * One block has one multiprocessor's way to memory: eight loads of a thread are under way before the first is used.
+ * So a token depends on its row, seed and stream alone, and is the sampler's own unless u falls on a rounding: weights are whole
+ * numbers here (in units of 2^-40, so the order of adding does not matter), made of single precision.
  *
- * Noise is Philox4x32-10 of key (seed) and counter (id / 4, stream): a token depends on its row, seed and stream alone. */
+ * One block has one multiprocessor's way to memory: eight loads of a thread are under way before the first is used. */
 #include "pick.cuh"
 
 struct row_how {
@@ -37,40 +38,32 @@ struct sample_smem {
     uint32_t mass[2][256]; /* lower words, upper words */
     uint32_t count[256];
     uint32_t ranks[PICK_WARPS];
-    u64 enough, mass_before; /* of walk_find */
+    u64 enough, mass_before, all; /* of walk_find */
     uint32_t count_before, bin;
+    uint32_t id;
 };
 #define NO_BIN 256u
 
-/* ---- noise ---- */
+/* ---- chance ---- */
 
-/* Ten rounds of Philox 4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"). */
-DEV void philox(uint32_t *ctr, uint32_t key0, uint32_t key1)
+DEV u64 mix(u64 x)
 {
-    for (int i = 0; i < 10; i++) {
-        uint32_t hi0 = __umulhi(0xd2511f53u, ctr[0]), lo0 = 0xd2511f53u * ctr[0];
-        uint32_t hi1 = __umulhi(0xcd9e8d57u, ctr[2]), lo1 = 0xcd9e8d57u * ctr[2];
-        uint32_t c1 = ctr[1], c3 = ctr[3];
-        ctr[0] = hi1 ^ c1 ^ key0;
-        ctr[1] = lo1;
-        ctr[2] = hi0 ^ c3 ^ key1;
-        ctr[3] = lo0;
-        key0 += 0x9e3779b9u;
-        key1 += 0xbb67ae85u;
-    }
+    x ^= x >> 32;
+    x *= 0xe9846af9b1a615dull;
+    x ^= x >> 32;
+    x *= 0xe9846af9b1a615dull;
+    x ^= x >> 28;
+    return x;
 }
 
-/* Four draws of Gumbel's distribution for ids 4 i .. 4 i + 3: -log of an exponential variable, which is precise where it is
- * small, that is where the noise is large. */
-DEV void gumbel(const struct row_how &how, uint32_t i, float *ret)
+/* u * mass, less than mass; u is sampler_uniform of (seed, stream). */
+DEV u64 part_of(const struct row_how &how, u64 mass)
 {
-    uint32_t ctr[4] = {i, how.stream[0], how.stream[1], 0};
-    philox(ctr, how.seed[0], how.seed[1]);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        float u = fminf(((float)ctr[k] + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f);
-        ret[k] = -logf(-log1pf(-u));
-    }
+    u64 seed = (u64)how.seed[1] << 32 | how.seed[0],
+        stream = (u64)how.stream[1] << 32 | how.stream[0];
+    u64 h = mix(mix(seed + 0x9e3779b97f4a7c15ull) ^ (stream * 0xd1342543de82ef95ull + 1));
+    u64 part = (u64)((double)(h >> 11) * 0x1p-53 * (double)mass);
+    return part < mass ? part : mass - 1;
 }
 
 /* ---- reductions ---- */
@@ -152,11 +145,6 @@ DEV u64 row_prepare(const struct sample_args &a, const struct row_how &how, cons
     return block_best(row_best(v, a.n), sh->best);
 }
 
-/* What the draw may take: bits above `bits`, and the first `equal` ids with just these. */
-struct cut {
-    uint32_t bits, equal;
-};
-
 struct weights {
     float max, inverse_t, min_p;
 };
@@ -217,13 +205,14 @@ DEV void walk_find(struct sample_smem *sh, uint32_t most, float top_p)
     }
     uint32_t count_to = warp_prefix(count);
     u64 mass_to = warp_prefix(mass), all = __shfl_sync(FULL_WARP, mass_to, 31);
-    u64 enough = top_p >= 0.0f ? (u64)((double)top_p * (double)all) : sh->enough;
+    u64 enough = top_p >= 0.0f ? max((u64)((double)top_p * (double)all), (u64)1) : sh->enough;
     uint32_t count_at = sh->count_before + count_to - count;
     u64 mass_at = sh->mass_before + mass_to - mass;
     uint32_t ends = __ballot_sync(FULL_WARP, count_at + count >= most || mass_at + mass >= enough);
     __syncwarp();
     if (lane == 0) {
         sh->enough = enough;
+        sh->all = sh->mass_before + all;
         sh->bin = NO_BIN;
     }
     __syncwarp();
@@ -240,82 +229,146 @@ DEV void walk_find(struct sample_smem *sh, uint32_t most, float top_p)
     sh->mass_before = mass_at;
 }
 
-DEV struct cut cut_find(const struct weights &w, const struct row_how &how, const float *v,
-                        uint32_t n, struct sample_smem *sh)
+/* The value (its order_bits) at which, from the top, there are `most` candidates or `enough` mass; 0 if there never are: then
+ * sh->all is the mass of all. sh has count and mass of what lies above it, value_count and value_mass those of its own.
+ * top_p >= 0: `enough` is that part of all. */
+DEV uint32_t value_find(const struct weights &w, const float *v, uint32_t n, uint32_t most,
+                        u64 enough, float top_p, struct sample_smem *sh)
 {
-    struct cut c = {0, 0};
-    uint32_t most = how.top_k > 0 ? how.top_k : 0xffffffffu;
+    uint32_t bits = 0;
+    __syncthreads(); /* what was found before has been read */
     if (threadIdx.x == 0) {
-        sh->enough = ~0ull;
+        sh->enough = enough;
         sh->mass_before = 0;
         sh->count_before = 0;
     }
     for (int shift = 24; shift >= 0; shift -= 8) {
-        histogram(w, v, n, c.bits, shift, sh);
+        histogram(w, v, n, bits, shift, sh);
         if (warp_id() == 0)
-            walk_find(sh, most, shift == 24 && how.top_p < 1.0f ? how.top_p : -1.0f);
+            walk_find(sh, most, shift == 24 ? top_p : -1.0f);
         __syncthreads();
-        uint32_t bin = sh->bin;
-        if (bin == NO_BIN)
-            return (struct cut){0, 0xffffffffu}; /* all of them */
-        c.bits |= bin << shift;
-        c.equal = sh->count[bin];
-        if (shift == 0) { /* all of this bin weigh the same */
-            uint32_t before = sh->count_before;
-            u64 each = c.equal ? mass_in(sh, (int)bin) / c.equal : 0, fit = c.equal;
-            if (sh->enough != ~0ull && each > 0)
-                fit = (sh->enough - sh->mass_before + each - 1) / each;
-            c.equal = (uint32_t)min(fit, (u64)min(most - before, c.equal));
-            c.equal = before == 0 ? max(c.equal, 1u) : c.equal;
-            if (c.equal == sh->count[bin])
-                c.equal = 0xffffffffu; /* nobody need count them */
-        }
-        __syncthreads();
+        if (sh->bin == NO_BIN)
+            return 0;
+        bits |= sh->bin << shift;
+        if (shift > 0)
+            __syncthreads();
     }
-    return c;
+    return bits;
+}
+DEV uint32_t value_count(const struct sample_smem *sh, uint32_t bits)
+{
+    return sh->count[bits & 255u];
+}
+DEV u64 value_mass(const struct sample_smem *sh, uint32_t bits) /* of one of them */
+{
+    return mass_in(sh, (int)(bits & 255u)) / value_count(sh, bits);
 }
 
-/* How many of the equal values at the cut stand before this thread's four, of which `mine` are some: bit by bit. */
-DEV uint32_t equal_before(uint32_t mine, uint32_t *seen, struct sample_smem *sh)
+/* The mass of the candidates that top_k and top_p leave. */
+DEV u64 cut_mass(const struct weights &w, const struct row_how &how, const float *v, uint32_t n,
+                 struct sample_smem *sh)
 {
-    uint32_t before = *seen, total;
-    for (uint32_t bit = 0; bit < 3; bit++) {
-        before += block_rank(mine >> bit & 1u, sh->ranks, &total) << bit;
-        *seen += total << bit;
-    }
-    return before;
+    uint32_t most = how.top_k > 0 ? how.top_k : 0xffffffffu;
+    uint32_t bits = value_find(w, v, n, most, ~0ull, how.top_p < 1.0f ? how.top_p : -1.0f, sh);
+    if (bits == 0)
+        return sh->all;
+    uint32_t count = value_count(sh, bits), before = sh->count_before;
+    u64 each = value_mass(sh, bits), above = sh->mass_before, fit = count;
+    if (sh->enough != ~0ull)
+        fit = sh->enough > above ? (sh->enough - above + each - 1) / each : 0;
+    fit = min(fit, (u64)min(most - before, count));
+    return above + each * (before == 0 ? max(fit, (u64)1) : fit);
 }
 
-/* The candidate with the most noise. The equal ones at the cut are counted in the order of ids. */
-DEV u64 draw(const struct sample_args &a, const struct row_how &how, const struct weights &w,
-             const float *v, struct cut c, struct sample_smem *sh)
+/* The id of the kth (from 0) value with these bits. */
+DEV uint32_t id_of(const float *v, uint32_t n, uint32_t bits, uint32_t k, struct sample_smem *sh)
 {
-    u64 best = 0;
-    uint32_t seen = 0;
-    for (uint32_t start = 0; start < a.n; start += 4 * PICK_THREADS) {
-        uint32_t first = start + 4 * threadIdx.x, mine = 0, before = 0, in = 0;
-        float x[4], noise[4];
+    uint32_t seen = 0, total;
+    for (uint32_t start = 0; start < n && seen <= k; start += PICK_THREADS) {
+        uint32_t i = start + threadIdx.x;
+        bool is = i < n && order_bits(v[i]) == bits;
+        uint32_t rank = seen + block_rank(is, sh->ranks, &total);
+        if (is && rank == k)
+            sh->id = i;
+        seen += total;
+    }
+    __syncthreads();
+    return sh->id;
+}
+
+/* The same where there is one. */
+DEV uint32_t only_id_of(const float *v, uint32_t n, uint32_t bits, struct sample_smem *sh)
+{
+    for (uint32_t i = threadIdx.x; i < n; i += AHEAD * PICK_THREADS) {
+        float x[AHEAD];
+        values_load(v, n, i, x);
 #pragma unroll
-        for (uint32_t k = 0; k < 4; k++)
-            x[k] = first + k < a.n ? v[first + k] : -INFINITY;
-        for (uint32_t k = 0; k < 4; k++)
-            mine += first + k < a.n && order_bits(x[k]) == c.bits;
-        if (c.equal != 0xffffffffu)
-            before = equal_before(mine, &seen, sh);
-        for (uint32_t k = 0; k < 4 && first + k < a.n; k++) {
-            uint32_t bits = order_bits(x[k]);
-            bool stays = bits > c.bits || (bits == c.bits && before++ < c.equal);
-            in |= (uint32_t)(stays && mass_of(w, x[k]) > 0) << k;
-        }
-        if (in == 0)
-            continue;
-        gumbel(how, first / 4, noise);
-        for (uint32_t k = 0; k < 4; k++) {
-            u64 b = best_of(x[k] * w.inverse_t + noise[k], first + k);
-            best = in >> k & 1u && b > best ? b : best;
+        for (uint32_t k = 0; k < AHEAD; k++)
+            if (i + k * PICK_THREADS < n && order_bits(x[k]) == bits)
+                sh->id = i + k * PICK_THREADS;
+    }
+    __syncthreads();
+    return sh->id;
+}
+
+/* Of what the cuts leave, from the top. */
+DEV uint32_t draw_ordered(const struct weights &w, const struct row_how &how, const float *v,
+                          uint32_t n, struct sample_smem *sh)
+{
+    u64 part = part_of(how, cut_mass(w, how, v, n, sh));
+    uint32_t bits = value_find(w, v, n, 0xffffffffu, part + 1, -1.0f, sh);
+    u64 k = (part - sh->mass_before) / value_mass(sh, bits);
+    return value_count(sh, bits) == 1 ? only_id_of(v, n, bits, sh)
+                                      : id_of(v, n, bits, (uint32_t)k, sh);
+}
+
+/* Values i, i + 32 ... of a stretch that ends before `end`. */
+DEV void stretch_load(const float *v, uint32_t end, uint32_t i, float *ret)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < AHEAD; k++)
+        ret[k] = i + k * 32 < end ? v[i + k * 32] : -INFINITY;
+}
+
+/* Of all candidates, by id: a stretch of ids a warp. */
+DEV uint32_t draw_by_id(const struct weights &w, const struct row_how &how, const float *v,
+                        uint32_t n, struct sample_smem *sh)
+{
+    uint32_t len = (n + 32 * PICK_WARPS - 1) / (32 * PICK_WARPS) * 32, lane = (uint32_t)lane_id();
+    uint32_t first = min(n, (uint32_t)warp_id() * len), end = min(n, first + len);
+    u64 mass = 0, before = 0, all = 0;
+    float x[AHEAD];
+    for (uint32_t i = first + lane; i < end; i += AHEAD * 32) {
+        stretch_load(v, end, i, x);
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++)
+            mass += mass_of(w, x[k]);
+    }
+    mass = warp_sum(mass);
+    __syncthreads();
+    if (lane == 0)
+        sh->best[warp_id()] = mass;
+    __syncthreads();
+    for (int i = 0; i < PICK_WARPS; i++) {
+        before += i < warp_id() ? sh->best[i] : 0;
+        all += sh->best[i];
+    }
+    u64 part = part_of(how, all);
+    bool here = part >= before && part - before < mass; /* all lanes of one warp */
+    for (uint32_t start = first; here && start < end; start += AHEAD * 32) {
+        stretch_load(v, end, start + lane, x);
+#pragma unroll
+        for (uint32_t k = 0; here && k < AHEAD; k++) {
+            u64 to = warp_prefix(mass_of(w, x[k]));
+            uint32_t over = __ballot_sync(FULL_WARP, before + to > part);
+            if (over != 0 && (int)lane == __ffs((int)over) - 1)
+                sh->id = start + k * 32 + lane;
+            here = over == 0;
+            before += __shfl_sync(FULL_WARP, to, 31);
         }
     }
-    return block_best(best, sh->best);
+    __syncthreads();
+    return sh->id;
 }
 
 __global__ void __launch_bounds__(PICK_THREADS, 1) sample_rows(struct sample_args a)
@@ -328,10 +381,8 @@ __global__ void __launch_bounds__(PICK_THREADS, 1) sample_rows(struct sample_arg
     float max = v[id];
     if (how.temperature > 0.0f && max - max == 0.0f) { /* finite */
         struct weights w = {max, 1.0f / how.temperature, how.min_p};
-        struct cut c = {0, 0xffffffffu};
-        if (how.top_k > 0 || how.top_p < 1.0f)
-            c = cut_find(w, how, v, a.n, sh);
-        id = best_id(draw(a, how, w, v, c, sh));
+        id = how.top_k > 0 || how.top_p < 1.0f ? draw_ordered(w, how, v, a.n, sh)
+                                               : draw_by_id(w, how, v, a.n, sh);
     }
     if (threadIdx.x == 0)
         a.ret[blockIdx.x] = (int32_t)id;

@@ -2,9 +2,10 @@
  *
  *   select_keep   exactly the eviction code's, with ties, zeros of both signs, infinities and NaN
  *   sample        greedy: the largest, the lowest id of equals; filters: exactly the tokens that an ordered vocabulary gives;
- *                 draws: frequencies within five deviations, the same alone and in a batch */
+ *                 draws: frequencies within five deviations, the same alone and in a batch; the engine's own tokens */
 #include "evict.h"
 #include "kernels_device.h"
+#include "sampler.h"
 
 /* ---- selection ---- */
 
@@ -212,7 +213,7 @@ static void check_filter(struct kn *kn, struct kn_sample how, float deviation, b
 /* A vocabulary that a block reads in several turns; ties: only the first of many equal ones, which lie in all turns, stay. */
 static void check_wide(struct kn *kn, struct kn_sample how, bool ties)
 {
-    enum { WIDE = 9001, ROWS = 3 };
+    enum { WIDE = 9001, ROWS = 1 };
     float *logits = kc_floats(21, (size_t)ROWS * WIDE, 3.0f);
     static bool ok[WIDE];
     struct kn_sample all[ROWS];
@@ -311,6 +312,63 @@ static void draws_have_their_probabilities(void **state)
     kd_each(check_draws);
 }
 
+/* Every parameter, together and alone: what the engine's sampler picks from the same logits. */
+static void check_sampler(struct kn *kn)
+{
+    enum { WIDE = 1500, ROWS = 6 };
+    static const struct {
+        float temperature, top_p, min_p, penalty;
+        uint32_t top_k;
+    } how[] = {{0.7f, 1, 0, 1, 0},        {1, 0.9f, 0, 1, 0},     {1, 1, 0, 1, 40},
+               {1.3f, 0.5f, 0, 1.2f, 20}, {1, 1, 0.1f, 1.3f, 0},  {2, 0.95f, 0.02f, 1, 1400},
+               {0.3f, 1, 0, 1, 5000},     {1, 1e-6f, 0, 1.1f, 0}, {0, 0.9f, 0, 1.5f, 3}};
+    float *logits = kc_floats(31, (size_t)ROWS * WIDE, 2.5f);
+    struct err e;
+    struct sampler s = {0};
+    int32_t recent[] = {17, 2, 900, 17}, got[ROWS];
+    assert_int_equal(sampler_open(&s, WIDE, &e), BC_OK);
+    for (uint32_t i = 0; i < 2 * WIDE; i++) /* ties in two rows, a NaN in one */
+        logits[i] = (float)(i % 11);
+    logits[2 * WIDE + 5] = NAN;
+    for (size_t h = 0; h < KC_LEN(how); h++) {
+        struct kn_sample all[ROWS];
+        struct generate_options opt;
+        generate_options_init(&opt);
+        opt.temperature = how[h].temperature;
+        opt.top_p = how[h].top_p;
+        opt.min_p = how[h].min_p;
+        opt.top_k = how[h].top_k;
+        opt.repeat_penalty = how[h].penalty;
+        for (uint32_t r = 0; r < ROWS; r++)
+            all[r] = (struct kn_sample){.temperature = opt.temperature,
+                                        .top_p = opt.top_p,
+                                        .min_p = opt.min_p,
+                                        .top_k = opt.top_k,
+                                        .repeat_penalty = opt.repeat_penalty,
+                                        .recent = recent,
+                                        .n_recent = KC_LEN(recent),
+                                        .seed = 5 + ((uint64_t)r << 40),
+                                        .stream = ((uint64_t)h << 33) + 7 * r};
+        sample(kn, logits, ROWS, WIDE, all, got);
+        for (uint32_t r = 0; r < ROWS; r++) {
+            opt.seed = all[r].seed;
+            int32_t want = sampler_pick(&s, &opt, logits + (size_t)r * WIDE, recent, KC_LEN(recent),
+                                        all[r].stream);
+            if (got[r] != want)
+                fail_msg("%s: way %zu, row %u: token %d, the sampler picks %d", kd_label(), h, r,
+                         got[r], want);
+        }
+    }
+    sampler_close(&s);
+    free(logits);
+}
+
+static void tokens_are_the_engines(void **state)
+{
+    (void)state;
+    kd_each(check_sampler);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -318,6 +376,7 @@ int main(void)
         cmocka_unit_test(greedy_takes_the_largest),
         cmocka_unit_test(filters_keep_what_an_order_keeps),
         cmocka_unit_test(draws_have_their_probabilities),
+        cmocka_unit_test(tokens_are_the_engines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
