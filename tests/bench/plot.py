@@ -96,6 +96,11 @@ def refresh(rows, folder):
                         if c.rsplit(" ", 1)[0] == kind)
         label = {"prefill": "prefill of n tokens", "decode": "one decode step"}.get(kind, f"{kind} refresh")
         ax.plot([n for n, _ in points], [v for _, v in points], style, color=colour, label=label)
+    for kind, style in (("full logit", "x-"), ("fast logprob", "x--")):  # the same in PyTorch, its faster type
+        points = sorted((int(c.rsplit(" ", 1)[1]), min(v for f, v in m.items() if f not in ("ours_ms", "ratio")))
+                        for c, m in rows.get("refresh_torch", {}).items() if c.rsplit(" ", 1)[0] == kind)
+        if points:
+            ax.plot([n for n, _ in points], [v for _, v in points], style, color=GREY, label=f"PyTorch, {kind}")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     sizes = sorted({int(c.rsplit(" ", 1)[1]) for c in got})
