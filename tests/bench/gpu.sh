@@ -14,7 +14,7 @@
 #    7   kernels   microseconds of each kernel in a refresh of 512 tokens and a decode step, if ncu may count
 #    8   torch     the same refreshes in PyTorch, if it is there (refresh_torch.py)
 #    9   fault     a device that dies: the daemon ends with code 70, and the next one answers
-#    9   sanitizer memcheck and racecheck of the kernels' tests, if compute-sanitizer may run
+#    9   sanitizer memcheck, racecheck and synccheck of the kernels' tests, if compute-sanitizer may run
 #
 # --quick      four minutes: no torch, no sanitizer, short lists
 # --dry-run    the same script on the shim (backend simt) with a tiny model: its logic, not its numbers
@@ -199,7 +199,7 @@ fi
 if [ $quick = 1 ] || [ $dry = 1 ]; then
     left_out sanitizer "$([ $quick = 1 ] && echo quick || echo 'the shim has its own checks')"
 elif command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck; do
+    for tool in memcheck racecheck synccheck; do
         step "$tool" 60 compute-sanitizer --tool $tool --error-exitcode 9 "$bin/test_cuda_pass"
     done
 else
