@@ -5,9 +5,9 @@
  *      weights   64 rows of 128 bytes  --cp.async-->  shared, 3 to 6 stages  --ldmatrix-->  A fragments
  *      x         8, 16 or 32 rows of 128 bytes, those that are not there zeros           -->  B fragments
  *
- * 40 KiB of weights of a block are under way, and of three or four blocks a multiprocessor: more than memory's speed times
- * its delay. Weights of the first steps are asked for before the kernel that makes x has ended. A library's product cannot, and picks
- * tiles of which so few rows fill a part.
+ * With the 4 stages that an H200's shared memory leaves five blocks, 24 KiB of weights of each are under way: 70 to 110 KiB a
+ * multiprocessor, more than memory's speed times its delay. Weights of the first steps are asked for before the kernel that makes x
+ * has ended. A library's product cannot, and picks tiles of which so few rows fill a part.
  *
  * Order of a sum: one f32 accumulator an output, 16 columns at a time in ascending order (within them the tensor core's own);
  * cut as linear_gemm.cu's where the matrices have few rows.
