@@ -58,6 +58,36 @@ static void names_open_or_are_explained(void **state)
     kn_close(&kn);
 }
 
+static bool have_backend(const char *name)
+{
+    for (unsigned i = 0; kn_backend_name(i); i++)
+        if (strcmp(kn_backend_name(i), name) == 0)
+            return true;
+    return false;
+}
+
+/* A backend that has 8 bits only says so, it does not take them instead. */
+static void the_gpu_backend_refuses_16_bits(void **state)
+{
+    (void)state;
+    if (!have_backend("simt"))
+        skip();
+    for (uint32_t bits = 8; bits <= 16; bits += 8) {
+        struct kn_options opt = {.backend = "simt", .activations = bits};
+        struct kn *kn = NULL;
+        char why[200];
+        int code = kn_open(&kn, &opt, why, sizeof why);
+        assert_int_equal(code, bits == 8 ? KN_OK : KN_EUNSUPPORTED);
+        assert_int_equal(kn != NULL, bits == 8);
+        if (kn) {
+            assert_int_equal(kn->activations, 8);
+            kn_close(&kn);
+        } else {
+            assert_string_equal(why, "backend \"simt\" rounds activations to 8 bits, not to 16");
+        }
+    }
+}
+
 /* Bits of activations: two numbers, the first unasked; ref rounds none and takes both. */
 static void activations_are_8_or_16_bits(void **state)
 {
@@ -214,6 +244,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_open_or_are_explained),
         cmocka_unit_test(activations_are_8_or_16_bits),
+        cmocka_unit_test(the_gpu_backend_refuses_16_bits),
         cmocka_unit_test(the_model_multiplies),
         cmocka_unit_test(rows_that_pay_take_tiles),
         cmocka_unit_test(the_proof_sees_one_wrong_bit),
