@@ -17,8 +17,8 @@
 #define CPU_COLS_MAX 65536u     /* columns of a weight: staging room is sized by it */
 #define CPU_ROWS 16             /* rows of x that are staged together */
 #define CPU_K_BLOCKS 64         /* 32-blocks that one q8 call takes at most */
-#define CPU_K_FLOATS 256
-#define CPU_FLOAT_GROUPS 4 /* groups that are taken side by side, at most */
+#define CPU_K_BYTES 16384       /* of four groups of float weights that one call takes at most */
+#define CPU_FLOAT_GROUPS 4      /* groups that are taken side by side, at most */
 
 /* 32 columns of CPU_ROWS staged rows, quantised by rule 1 of kn_int8.h. A row block of x is an
  * array of these, one a 32-block. asum_neg is -(sum of a): shifted left it is the start of an int32
@@ -115,9 +115,9 @@ struct q8_tile {
  * counts pairs of columns, and `pairs` stands in for x: two bf16 each, the lower column in the lower half. */
 struct float_tile {
     enum kn_type type;
-    const void *w; /* [n_k][16] of group 0 */
-    size_t group_bytes;
-    uint32_t n_groups; /* > 1 only with n_rows <= 4 */
+    const void *w;            /* [n_k][16] of group 0 */
+    size_t step, group_bytes; /* from one k, one group to the next: group_bytes < step */
+    uint32_t n_groups;        /* of one bundle (pack.h) */
     uint32_t n_k;
     const float *x; /* [n_k][CPU_ROWS], at the first row */
     const uint32_t *pairs;

@@ -140,16 +140,17 @@ static void dot_floats(struct kn_cpu *c, const struct dot *d)
 {
     const struct kn_weight *w = d->w;
     const struct stage *s = &c->stage;
-    size_t step = w->type == KN_F32 || w->pairs ? 4 * CPU_LANES : 2 * CPU_LANES;
-    uint32_t n_k = w->pairs ? (s->cols + 1) / 2 : s->cols;
+    size_t line = pack_line(w), step = CPU_FLOAT_GROUPS * line;
+    uint32_t n_k = w->pairs ? (s->cols + 1) / 2 : s->cols, most = (uint32_t)(CPU_K_BYTES / step);
     struct float_tile t = {.type = w->type,
-                           .group_bytes = w->group_bytes,
+                           .step = step,
+                           .group_bytes = line,
                            .n_groups = d->n_groups,
                            .acc_stride = d->acc_stride,
                            .acc_group = d->acc_group};
-    for (uint32_t k = 0; k < n_k; k += CPU_K_FLOATS) {
-        t.n_k = KN_MIN((uint32_t)CPU_K_FLOATS, n_k - k);
-        t.w = pack_group(w, d->group) + k * step;
+    for (uint32_t k = 0; k < n_k; k += most) {
+        t.n_k = KN_MIN(most, n_k - k);
+        t.w = pack_floats(w, d->group) + k * step;
         for (uint32_t r = d->row; r < d->row + d->n_rows; r += t.n_rows) {
             t.n_rows = KN_MIN(CPU_ROWS - r % CPU_ROWS, d->row + d->n_rows - r);
             size_t x = ((size_t)(r / CPU_ROWS) * n_k + k) * CPU_ROWS + r % CPU_ROWS;
@@ -167,8 +168,8 @@ void dot_run(struct kn_cpu *c, unsigned thread, const struct dot *d)
     kn_assert(d->acc_group == CPU_LANES || d->n_groups == 1);
     for (uint32_t r = 0; r < d->n_rows; r++)
         memset(d->acc + r * d->acc_stride, 0, d->n_groups * CPU_LANES * sizeof(float));
-    if (!d->w->format && d->n_rows <= 4 && d->row % CPU_ROWS + d->n_rows <= CPU_ROWS) {
-        dot_floats(c, d); /* few rows: chains of several groups side by side */
+    if (!d->w->format && d->group % CPU_FLOAT_GROUPS + d->n_groups <= CPU_FLOAT_GROUPS) {
+        dot_floats(c, d);
         return;
     }
     one.n_groups = 1;
@@ -233,7 +234,8 @@ static void linear_items(void *ctx, unsigned thread, uint32_t first, uint32_t en
             group -= j->w[i]->n_groups;
         uint32_t row = part * j->part_rows, stop = KN_MIN(row + j->part_rows, j->c->stage.rows);
         struct dot d = {.w = j->w[i], .group = group};
-        d.n_groups = KN_MIN(KN_MIN(end - item, d.w->n_groups - group), (uint32_t)CPU_FLOAT_GROUPS);
+        d.n_groups = KN_MIN(KN_MIN(end - item, d.w->n_groups - group),
+                            CPU_FLOAT_GROUPS - group % CPU_FLOAT_GROUPS);
         for (; row < stop; row += d.n_rows) {
             d.row = row;
             d.n_rows = KN_MIN((uint32_t)ACC_ROWS, stop - row);
@@ -253,7 +255,10 @@ static void linear_staged(struct linear_job *j)
     j->part_rows = (blocks + parts - 1) / parts * CPU_ROWS;
     parts = (rows + j->part_rows - 1) / j->part_rows;
     uint32_t items = parts * j->n_groups;
-    team_run(j->c->team, linear_items, j, items, KN_MAX(1u, items / want));
+    uint32_t run = KN_MAX(1u, items / want);
+    if (!j->w[0]->format) /* bundles stay whole */
+        run = (run + CPU_FLOAT_GROUPS - 1) / CPU_FLOAT_GROUPS * CPU_FLOAT_GROUPS;
+    team_run(j->c->team, linear_items, j, items, run);
 }
 
 void cpu_linear(struct kn *kn, uint32_t n_w, const struct kn_weight *const *w,

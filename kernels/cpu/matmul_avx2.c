@@ -180,7 +180,7 @@ INLINE __m256 weights8(enum kn_type type, const uint8_t *p)
 INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t first,
                        const uint32_t n, const uint32_t g)
 {
-    const size_t step = type == KN_F32 ? 64 : 32;
+    const size_t line = type == KN_F32 ? 64 : 32;
     const uint8_t *w = t->w;
     __m256 acc[12][2];
 #pragma GCC unroll 12
@@ -189,12 +189,12 @@ INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t f
         acc[i][0] = _mm256_loadu_ps(at);
         acc[i][1] = _mm256_loadu_ps(at + 8);
     }
-    for (uint32_t k = 0; k < t->n_k; k++, w += step) {
+    for (uint32_t k = 0; k < t->n_k; k++, w += t->step) {
         const float *x = t->x + (size_t)k * CPU_ROWS + first;
 #pragma GCC unroll 4
         for (uint32_t j = 0; j < g; j++) {
-            __m256 w0 = weights8(type, w + j * t->group_bytes);
-            __m256 w1 = weights8(type, w + j * t->group_bytes + step / 2);
+            __m256 w0 = weights8(type, w + j * line);
+            __m256 w1 = weights8(type, w + j * line + line / 2);
 #pragma GCC unroll 4
             for (uint32_t r = 0; r < n; r++) {
                 __m256 v = _mm256_set1_ps(x[r]);

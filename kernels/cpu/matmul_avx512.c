@@ -174,17 +174,17 @@ INLINE __m512 weights16(enum kn_type type, const uint8_t *p)
 INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t first,
                        const uint32_t n, const uint32_t g)
 {
-    const size_t step = type == KN_F32 ? 64 : 32;
+    const size_t line = type == KN_F32 ? 64 : 32;
     const uint8_t *w = t->w;
     __m512 acc[16];
 #pragma GCC unroll 16
     for (uint32_t i = 0; i < n * g; i++)
         acc[i] = _mm512_loadu_ps(t->acc + i / n * t->acc_group + (first + i % n) * t->acc_stride);
-    for (uint32_t k = 0; k < t->n_k; k++, w += step) {
+    for (uint32_t k = 0; k < t->n_k; k++, w += t->step) {
         const float *x = t->x + (size_t)k * CPU_ROWS + first;
 #pragma GCC unroll 4
         for (uint32_t j = 0; j < g; j++) {
-            __m512 v = weights16(type, w + j * t->group_bytes);
+            __m512 v = weights16(type, w + j * line);
 #pragma GCC unroll 16
             for (uint32_t r = 0; r < n; r++)
                 acc[j * n + r] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[r]), acc[j * n + r]);
@@ -197,7 +197,7 @@ INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t f
 
 INLINE void floats_type(enum kn_type type, const struct float_tile *t)
 {
-    if (t->n_groups == CPU_FLOAT_GROUPS) {
+    if (t->n_groups == CPU_FLOAT_GROUPS && (type == KN_F32 || t->n_rows <= 4)) {
         uint32_t r = 0;
         for (; r + 4 <= t->n_rows; r += 4)
             floats_run(type, t, r, 4, CPU_FLOAT_GROUPS);

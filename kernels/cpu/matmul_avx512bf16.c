@@ -2,90 +2,67 @@
  * f32, in one order whatever the number of rows (matmul_bf16.h):
  *
  *     weight line   o0 (k, k + 1) | o1 (k, k + 1) | ... | o15        x row: (k, k + 1) in all lanes
- *     acc[row]      += line . x[row]
+ *     acc[row]     += line . x[row]
  *
- * Up to 16 rows of one group, or up to 4 rows of four groups, so that there are always several chains of sums. */
+ * Up to 4 rows of four groups go together: 16 chains of sums for 8 loads, and several for one row, too. */
 #include "kn_assert.h"
 #include "matmul_bf16.h"
 #include "matmul_x86.h"
 #include <immintrin.h>
 
-/* n rows and g groups. */
-INLINE void pairs_run(const struct float_tile *t, const uint32_t n, const uint32_t g)
+/* n rows from row `first` on and g groups. */
+INLINE void pairs_run(const struct float_tile *t, uint32_t first, const uint32_t n,
+                      const uint32_t g)
 {
     const uint8_t *w = t->w;
-    const uint32_t *x = t->pairs;
+    const uint32_t *x = t->pairs + first;
+    float *at = t->acc + first * t->acc_stride;
     __m512 acc[16];
 #pragma GCC unroll 16
     for (uint32_t i = 0; i < n * g; i++)
-        acc[i] = _mm512_loadu_ps(t->acc + i / n * t->acc_group + i % n * t->acc_stride);
-    for (uint32_t k = 0; k < t->n_k; k++, w += 64, x += CPU_ROWS) {
+        acc[i] = _mm512_loadu_ps(at + i / n * t->acc_group + i % n * t->acc_stride);
+    for (uint32_t k = 0; k < t->n_k; k++, w += t->step, x += CPU_ROWS) {
+        __m512bh v[4];
 #pragma GCC unroll 4
-        for (uint32_t j = 0; j < g; j++) {
-            __m512bh v = (__m512bh)_mm512_loadu_si512(w + j * t->group_bytes);
+        for (uint32_t j = 0; j < g; j++)
+            v[j] = (__m512bh)_mm512_loadu_si512(w + j * 64);
 #pragma GCC unroll 16
-            for (uint32_t r = 0; r < n; r++)
-                acc[j * n + r] =
-                    _mm512_dpbf16_ps(acc[j * n + r], v, (__m512bh)_mm512_set1_epi32((int)x[r]));
+        for (uint32_t r = 0; r < n; r++) {
+            __m512bh xr = (__m512bh)_mm512_set1_epi32((int)x[r]);
+#pragma GCC unroll 4
+            for (uint32_t j = 0; j < g; j++)
+                acc[j * n + r] = _mm512_dpbf16_ps(acc[j * n + r], v[j], xr);
         }
     }
 #pragma GCC unroll 16
     for (uint32_t i = 0; i < n * g; i++)
-        _mm512_storeu_ps(t->acc + i / n * t->acc_group + i % n * t->acc_stride, acc[i]);
+        _mm512_storeu_ps(at + i / n * t->acc_group + i % n * t->acc_stride, acc[i]);
 }
 
-#define ROWS_CASE(n)                                                                               \
-    case n:                                                                                        \
-        pairs_run(t, n, 1);                                                                        \
-        break;
-
-/* One group. */
-static void pairs_rows(const struct float_tile *t)
+INLINE void pairs_groups(const struct float_tile *t, const uint32_t g)
 {
-    switch (t->n_rows) {
-        ROWS_CASE(1)
-        ROWS_CASE(2)
-        ROWS_CASE(3)
-        ROWS_CASE(4)
-        ROWS_CASE(5)
-        ROWS_CASE(6)
-        ROWS_CASE(7)
-        ROWS_CASE(8)
-        ROWS_CASE(9)
-        ROWS_CASE(10)
-        ROWS_CASE(11)
-        ROWS_CASE(12)
-        ROWS_CASE(13)
-        ROWS_CASE(14)
-        ROWS_CASE(15)
-    default:
-        pairs_run(t, CPU_ROWS, 1);
-    }
+    uint32_t r = 0;
+    for (; r + 4 <= t->n_rows; r += 4)
+        pairs_run(t, r, 4, g);
+    if (t->n_rows - r == 3)
+        pairs_run(t, r, 3, g);
+    else if (t->n_rows - r == 2)
+        pairs_run(t, r, 2, g);
+    else if (t->n_rows - r == 1)
+        pairs_run(t, r, 1, g);
 }
 
 static void pairs_tile(const struct float_tile *t)
 {
     if (t->n_groups == CPU_FLOAT_GROUPS) {
-        switch (t->n_rows) {
-        case 1:
-            pairs_run(t, 1, CPU_FLOAT_GROUPS);
-            break;
-        case 2:
-            pairs_run(t, 2, CPU_FLOAT_GROUPS);
-            break;
-        case 3:
-            pairs_run(t, 3, CPU_FLOAT_GROUPS);
-            break;
-        default:
-            pairs_run(t, 4, CPU_FLOAT_GROUPS);
-        }
+        pairs_groups(t, CPU_FLOAT_GROUPS);
         return;
     }
-    for (uint32_t g = 0; g < t->n_groups; g++) {
+    for (uint32_t g = 0; g < t->n_groups; g++) { /* parts of bundles: seldom */
         struct float_tile one = *t;
         one.w = (const uint8_t *)t->w + g * t->group_bytes;
         one.acc = t->acc + g * t->acc_group;
-        pairs_rows(&one);
+        pairs_groups(&one, 1);
     }
 }
 

@@ -72,8 +72,7 @@ static void floats_scalar(const struct float_tile *t)
     size_t elem = t->type == KN_F32 ? 4 : 2;
     for (uint32_t g = 0; g < t->n_groups; g++)
         for (uint32_t k = 0; k < t->n_k; k++) {
-            const uint8_t *at =
-                (const uint8_t *)t->w + g * t->group_bytes + (size_t)k * CPU_LANES * elem;
+            const uint8_t *at = (const uint8_t *)t->w + g * t->group_bytes + k * t->step;
             float w[CPU_LANES];
             for (unsigned lane = 0; lane < CPU_LANES; lane++) {
                 uint16_t h;

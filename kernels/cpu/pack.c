@@ -53,10 +53,10 @@ int pack_plan(struct kn_weight *w, const struct kn_tensor *src, bool pairs)
         w->scales_bytes = up64((w->super ? n_blocks / 8 : n_blocks) * scale_bytes(w));
         w->group_bytes = w->scales_bytes + n_blocks * (w->form >= FORM_BYTE ? 512 : 256);
     } else {
-        size_t cols = w->pairs ? (src->cols + 1) / 2 * 2 : src->cols;
-        w->group_bytes = up64(cols * CPU_LANES * info->bytes);
+        w->group_bytes = (w->pairs ? (src->cols + 1) / 2 : src->cols) * pack_line(w);
     }
-    w->bytes = w->group_bytes * w->n_groups;
+    uint32_t bundle = w->format ? 1 : CPU_FLOAT_GROUPS;
+    w->bytes = w->group_bytes * ((w->n_groups + bundle - 1) / bundle * bundle);
     return KN_OK;
 }
 
@@ -128,30 +128,33 @@ static void pack_row_q8(const struct kn_weight *w, const struct kn_tensor *src, 
     }
 }
 
-/* Where column k of the row in `lane` lies in a group of floats, in elements. */
-static size_t float_at(const struct kn_weight *w, uint32_t k, size_t lane)
+static void pack_group_floats(const struct kn_weight *w, const struct kn_tensor *src,
+                              uint32_t group)
 {
-    return w->pairs ? ((size_t)(k / 2) * CPU_LANES + lane) * 2 + k % 2
-                    : (size_t)k * CPU_LANES + lane;
-}
-
-static void pack_row_floats(const struct kn_weight *w, const struct kn_tensor *src, uint32_t row)
-{
-    size_t elem = w->type == KN_F32 ? 4 : 2;
-    const uint8_t *from = (const uint8_t *)src->data + (size_t)row * w->cols * elem;
-    uint8_t *to = w->data + row / CPU_LANES * w->group_bytes;
-    for (uint32_t k = 0; k < w->cols; k++)
-        memcpy(to + float_at(w, k, row % CPU_LANES) * elem, from + k * elem, elem);
+    size_t elem = w->type == KN_F32 ? 4 : 2, step = CPU_FLOAT_GROUPS * pack_line(w);
+    size_t row_bytes = w->cols * elem, side = w->pairs ? 2 : 1;
+    uint32_t first = group * CPU_LANES, n = KN_MIN((uint32_t)CPU_LANES, w->rows - first);
+    const uint8_t *from = (const uint8_t *)src->data + first * row_bytes;
+    uint8_t *to = (uint8_t *)pack_floats(w, group);
+    for (size_t k = 0; k < w->cols; k++) {
+        uint8_t *at = to + k / side * step + k % side * elem;
+        for (uint32_t lane = 0; lane < n; lane++)
+            if (elem == 4)
+                memcpy(at + lane * 4, from + lane * row_bytes + k * 4, 4);
+            else
+                memcpy(at + lane * 2 * side, from + lane * row_bytes + k * 2, 2);
+    }
 }
 
 void pack_groups(const struct kn_weight *w, const struct kn_tensor *src, uint32_t first,
                  uint32_t end)
 {
-    for (uint32_t row = first * CPU_LANES; row < KN_MIN(end * CPU_LANES, w->rows); row++)
-        if (w->format)
+    if (w->format)
+        for (uint32_t row = first * CPU_LANES; row < KN_MIN(end * CPU_LANES, w->rows); row++)
             pack_row_q8(w, src, row);
-        else
-            pack_row_floats(w, src, row);
+    else
+        for (uint32_t group = first; group < end; group++)
+            pack_group_floats(w, src, group);
 }
 
 static void row_codes(const struct kn_weight *w, const uint8_t *at, unsigned lane, int *q)
@@ -190,15 +193,15 @@ static void row_scales(const struct kn_weight *w, const uint8_t *at, uint32_t b,
 
 static void row_floats(const struct kn_weight *w, uint32_t row, float *out)
 {
-    const uint8_t *at = pack_group(w, row / CPU_LANES);
-    size_t lane = row % CPU_LANES;
-    for (uint32_t k = 0; k < w->cols; k++) {
+    const uint8_t *group = pack_floats(w, row / CPU_LANES);
+    size_t lane = row % CPU_LANES, step = CPU_FLOAT_GROUPS * pack_line(w), side = w->pairs ? 2 : 1;
+    for (size_t k = 0; k < w->cols; k++) {
         uint16_t h;
         if (w->type == KN_F32) {
-            memcpy(out + k, at + float_at(w, k, lane) * 4, 4);
+            memcpy(out + k, group + k * step + lane * 4, 4);
             continue;
         }
-        memcpy(&h, at + float_at(w, k, lane) * 2, 2);
+        memcpy(&h, group + k / side * step + (lane * side + k % side) * 2, 2);
         out[k] = w->type == KN_F16 ? kn_f16_to_f32(h) : kn_bf16_to_f32(h);
     }
 }

@@ -19,8 +19,10 @@
  *                                              then 8 times  scale[n_sub][16] (min[n_sub][16])
  * bytes
  *
- *   float:      group = [k][16] in the file's own type
- *   bf16 pairs: group = [k / 2][16][2], an odd last column with a 0 beside it
+ *   float:      bundle = [k][4 groups][16] in the file's own type
+ *   bf16 pairs: bundle = [k / 2][4 groups][16][2], an odd last column with a 0 beside it
+ *
+ *     Four groups side by side, because one row needs several chains of sums, and memory is fastest as one stream.
  *
  * Bits a weight: Q4_0 4.5, Q4_1 5, Q8_0 8.5, Q4_K 4.625, IQ4_XS 4.31 (as in the file, or a hair
  * more); Q5_* about 9, Q6_K 9.06 (bytes instead of 5 or 6 bits); Q2_K, Q3_K about 5. */
@@ -40,12 +42,26 @@ struct kn_weight {
     bool super;          /* scales of a 256-format */
     bool pairs;          /* bf16, two columns side by side */
     size_t scales_bytes; /* of a group, rounded up to 64: codes start there; 0 for float types */
-    size_t group_bytes;  /* multiple of 64 */
+    size_t group_bytes;  /* multiple of 64; of floats: a fourth of a bundle */
     size_t bytes;
     uint8_t *data;
     struct slab *slab; /* that data lies in */
 };
 
+/* Bytes that a step of k takes in a group of floats. */
+static inline size_t pack_line(const struct kn_weight *w)
+{
+    return w->type == KN_F32 || w->pairs ? 4 * CPU_LANES : 2 * CPU_LANES;
+}
+
+/* Step 0 of a group of floats. */
+static inline const uint8_t *pack_floats(const struct kn_weight *w, uint32_t group)
+{
+    size_t bundle = group / CPU_FLOAT_GROUPS * CPU_FLOAT_GROUPS * w->group_bytes;
+    return w->data + bundle + group % CPU_FLOAT_GROUPS * pack_line(w);
+}
+
+/* Of a quantised weight. */
 static inline const uint8_t *pack_group(const struct kn_weight *w, uint32_t group)
 {
     return w->data + group * w->group_bytes;
