@@ -168,16 +168,14 @@ void dot_run(struct kn_cpu *c, unsigned thread, const struct dot *d)
     kn_assert(d->acc_group == CPU_LANES || d->n_groups == 1);
     for (uint32_t r = 0; r < d->n_rows; r++)
         memset(d->acc + r * d->acc_stride, 0, d->n_groups * CPU_LANES * sizeof(float));
-    if (!d->w->format && d->group % CPU_FLOAT_GROUPS + d->n_groups <= CPU_FLOAT_GROUPS) {
+    if (!d->w->format) {
+        kn_assert(d->group % CPU_FLOAT_GROUPS + d->n_groups <= CPU_FLOAT_GROUPS); /* a bundle */
         dot_floats(c, d);
         return;
     }
     one.n_groups = 1;
     for (uint32_t g = 0; g < d->n_groups; g++, one.group++, one.acc += d->acc_group)
-        if (d->w->format)
-            dot_q8(c, thread, &one);
-        else
-            dot_floats(c, &one);
+        dot_q8(c, thread, &one);
 }
 
 /* ---- the op ------------------------------------------------------------------------------------------ */

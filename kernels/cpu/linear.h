@@ -14,8 +14,8 @@ void stage_fill(struct kn_cpu *c, uint32_t n_w, const struct kn_weight *const *w
 void products_begin(struct kn_cpu *c, unsigned thread, uint32_t rows);
 void products_end(struct kn_cpu *c, unsigned thread);
 
-/* Staged rows row .. row + n_rows against groups group .. group + n_groups (<= CPU_FLOAT_GROUPS) of w. acc is
- * overwritten. */
+/* Staged rows row .. row + n_rows against groups group .. group + n_groups (<= CPU_FLOAT_GROUPS; of floats: of one bundle) of
+ * w. acc is overwritten. */
 struct dot {
     const struct kn_weight *w;
     uint32_t group, n_groups, row, n_rows;

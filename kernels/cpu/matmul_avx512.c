@@ -197,7 +197,7 @@ INLINE void floats_run(enum kn_type type, const struct float_tile *t, uint32_t f
 
 INLINE void floats_type(enum kn_type type, const struct float_tile *t)
 {
-    if (t->n_groups == CPU_FLOAT_GROUPS && (type == KN_F32 || t->n_rows <= 4)) {
+    if (t->n_groups == CPU_FLOAT_GROUPS && (type == KN_F32 || t->n_rows <= 8)) {
         uint32_t r = 0;
         for (; r + 4 <= t->n_rows; r += 4)
             floats_run(type, t, r, 4, CPU_FLOAT_GROUPS);
