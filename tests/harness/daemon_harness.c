@@ -273,6 +273,13 @@ void dh_stop(struct dh **pd)
     dh_free(pd);
 }
 
+int dh_group_stop(void **state)
+{
+    struct dh *d = *state;
+    dh_stop(&d);
+    return 0;
+}
+
 int dh_start_fails(const char *const *args, char *ret_log, size_t size)
 {
     struct dh *d = dh_new();

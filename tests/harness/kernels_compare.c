@@ -78,6 +78,22 @@ void kc_close(struct kc_set *set)
     set->n = 0;
 }
 
+struct kc_set kc_all;
+
+int kc_all_open(void **state)
+{
+    (void)state;
+    kc_open(&kc_all, 3);
+    return 0;
+}
+
+int kc_all_close(void **state)
+{
+    (void)state;
+    kc_close(&kc_all);
+    return 0;
+}
+
 const char *kc_name(const struct kn *kn)
 {
     static char names[2][64];

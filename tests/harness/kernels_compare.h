@@ -35,6 +35,10 @@ void kc_open(struct kc_set *set, uint32_t threads);
 /* ref, and every cpu backend with 16-bit activations. */
 void kc_open_wide(struct kc_set *set, uint32_t threads);
 void kc_close(struct kc_set *set);
+/* A test program's one set, of three threads: setup and teardown of its group. */
+extern struct kc_set kc_all;
+int kc_all_open(void **state);
+int kc_all_close(void **state);
 const char *
 kc_name(const struct kn *kn); /* "cpu avx2 a8 x3": valid until the call after the next */
 bool kc_is_ref(const struct kn *kn);

@@ -10,27 +10,12 @@
 #include "kernels_attention.h"
 #include "kn_kv_addr.h"
 
-static struct kc_set set;
 static const enum kn_type kv_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0, KN_Q8_Q4};
 
 /* Whether a type has heads of that size. */
 static bool fits(enum kn_type type, uint32_t head_dim)
 {
     return head_dim % kn_kv_type_find(type)->block == 0;
-}
-
-static int open_set(void **state)
-{
-    (void)state;
-    kc_open(&set, 3);
-    return 0;
-}
-
-static int close_set(void **state)
-{
-    (void)state;
-    kc_close(&set);
-    return 0;
 }
 
 /* A few rows alone and as stretches: the bits of the whole batch. */
@@ -64,8 +49,8 @@ static void check_world(const struct kca_world *w)
     double tol = 5e-6 * (double)kc_max_abs(w->v, (size_t)w->s.n * w->s.n_kv * w->s.d);
     tol *= fmax(1.0, (double)(w->s.deviation * w->s.deviation));
     double halves = (double)(KC_HALVES * kc_max_abs(w->v, (size_t)w->s.n * w->s.n_kv * w->s.d));
-    for (unsigned i = 0; i < set.n; i++) {
-        struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++) {
+        struct kn *kn = kc_all.kn[i];
         struct kc_pool pool;
         struct kn_seq seq;
         if (!kc_has_kv(kn, w->s.type, w->s.d))
@@ -173,8 +158,8 @@ static void rows_of_many_sequences_share_a_batch(void **state)
         hi[rows] = lo[rows] + kc_below(&r, n - lo[rows] + 1);
     }
     float *q = kc_floats(3, (size_t)rows * H * D, 1.0f), all[64 * H * D], one[H * D];
-    for (unsigned i = 0; i < set.n; i++) {
-        struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++) {
+        struct kn *kn = kc_all.kn[i];
         struct kc_pool pool;
         struct kn_seq seqs[SEQS];
         kc_pool_open(
@@ -212,9 +197,9 @@ static void cuts_of_a_prompt(enum kn_type type)
           *got = malloc(width * w.s.n * sizeof *got);
     assert_true(first && got);
     kca_look(&w, KCA_PREFILL);
-    for (unsigned i = 0; i < set.n; i++)
-        for (size_t c = 0; c < KC_LEN(chunks) && kc_has_kv(set.kn[i], type, 32); c++) {
-            struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++)
+        for (size_t c = 0; c < KC_LEN(chunks) && kc_has_kv(kc_all.kn[i], type, 32); c++) {
+            struct kn *kn = kc_all.kn[i];
             struct kc_pool pool;
             struct kn_kv kv = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 32, .type = type};
             kc_pool_open(&pool, kn, kv, w.n_pages);
@@ -266,8 +251,8 @@ static void attention_row_is_the_mean_of_softmaxes(void **state)
             for (uint32_t j = 0; j < n; j++)
                 want[j] += p[j] / total / w.n_heads;
         }
-        for (unsigned i = 0; i < set.n; i++) {
-            struct kn *kn = set.kn[i];
+        for (unsigned i = 0; i < kc_all.n; i++) {
+            struct kn *kn = kc_all.kn[i];
             struct kc_pool pool;
             struct kn_seq seq;
             if (!kc_has_kv(kn, type, d))
@@ -311,8 +296,8 @@ static void keys_come_back_rounded_once(void **state)
             k[i + 64] = 1e30f;                                 /* beyond every half */
         }
         kc_stored(t, k, N * N_KV * D, want);
-        for (unsigned i = 0; i < set.n; i++) {
-            struct kn *kn = set.kn[i];
+        for (unsigned i = 0; i < kc_all.n; i++) {
+            struct kn *kn = kc_all.kn[i];
             struct kc_pool pool;
             if (!kc_has_kv(kn, t, D))
                 continue;
@@ -374,8 +359,8 @@ static void hidden_rows_come_back(void **state)
                 assert_true(fabsf(want[r * D + (uint32_t)i] - row[i]) <= max_abs * 0x1p-11f);
             }
         }
-        for (unsigned i = 0; i < set.n; i++) {
-            struct kn *kn = set.kn[i];
+        for (unsigned i = 0; i < kc_all.n; i++) {
+            struct kn *kn = kc_all.kn[i];
             struct kc_pool pool;
             if (!kc_has_kv(kn, kv_types[t], 32))
                 continue;
@@ -410,8 +395,8 @@ static void a_row_moves_whole(void **state)
     float *k = kc_floats(1, LAYERS * N * W, 1.0f), *v = kc_floats(2, LAYERS * N * W, 1.0f);
     float *x = kc_floats(3, N * H, 1.0f);
     for (size_t t = 0; t < KC_LEN(kv_types); t++)
-        for (unsigned i = 0; i < set.n; i++) {
-            struct kn *kn = set.kn[i];
+        for (unsigned i = 0; i < kc_all.n; i++) {
+            struct kn *kn = kc_all.kn[i];
             struct kc_pool pool;
             float before[N * W], after[N * W], h0[N * H], h1[N * H], q[W], p0[N], p1[N];
             if (!kc_has_kv(kn, kv_types[t], D))
@@ -473,5 +458,5 @@ int main(void)
         cmocka_unit_test(hidden_rows_come_back),
         cmocka_unit_test(a_row_moves_whole),
     };
-    return cmocka_run_group_tests(tests, open_set, close_set);
+    return cmocka_run_group_tests(tests, kc_all_open, kc_all_close);
 }

@@ -10,22 +10,6 @@ const char *__asan_default_options(void)
     return "allocator_may_return_null=1";
 }
 
-static struct kc_set set;
-
-static int open_set(void **state)
-{
-    (void)state;
-    kc_open(&set, 2);
-    return 0;
-}
-
-static int close_set(void **state)
-{
-    (void)state;
-    kc_close(&set);
-    return 0;
-}
-
 /* Every backend of the build opens, but a GPU's needs a GPU: then it says what is missing. */
 static bool opens(const char *name)
 {
@@ -118,8 +102,8 @@ static void buffers_are_zeroed_aligned_and_counted(void **state)
 {
     (void)state;
     static const size_t sizes[] = {1, 63, 64, 4096, 1000003};
-    for (unsigned i = 0; i < set.n; i++) {
-        struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++) {
+        struct kn *kn = kc_all.kn[i];
         void *buf[KC_LEN(sizes)];
         size_t total = 0;
         for (size_t s = 0; s < KC_LEN(sizes); s++) {
@@ -154,8 +138,8 @@ static void arenas_hold_what_is_committed(void **state)
     static const uint32_t pages[] = {0, 1, 199999, 777};
     uint8_t data[100];
     memset(data, 0x3c, sizeof data);
-    for (unsigned i = 0; i < set.n; i++) {
-        struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++) {
+        struct kn *kn = kc_all.kn[i];
         const struct kn_ops *ops = kn->ops;
         void *base = NULL;
         assert_int_equal(ops->arena_open(kn, stride, n_pages, &base), KN_OK);
@@ -197,8 +181,8 @@ static void released_pages_go_back_to_the_system(void **state)
     uint8_t *data = malloc(stride);
     assert_non_null(data);
     memset(data, 1, stride);
-    for (unsigned i = 0; i < set.n; i++) {
-        struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++) {
+        struct kn *kn = kc_all.kn[i];
         void *base = NULL;
         if (kc_is_device(kn))
             continue; /* no memory of this process */
@@ -221,8 +205,8 @@ static void misshapen_arenas_are_refused(void **state)
 {
     (void)state;
     void *base = &base;
-    for (unsigned i = 0; i < set.n; i++) {
-        struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++) {
+        struct kn *kn = kc_all.kn[i];
         assert_int_equal(kn->ops->arena_open(kn, 100, 4, &base), KN_EINVALID);
         assert_int_equal(kn->ops->arena_open(kn, 0, 4, &base), KN_EINVALID);
         assert_int_equal(kn->ops->arena_open(kn, 4096, 0, &base), KN_EINVALID);
@@ -241,5 +225,5 @@ int main(void)
         cmocka_unit_test(released_pages_go_back_to_the_system),
         cmocka_unit_test(misshapen_arenas_are_refused),
     };
-    return cmocka_run_group_tests(tests, open_set, close_set);
+    return cmocka_run_group_tests(tests, kc_all_open, kc_all_close);
 }

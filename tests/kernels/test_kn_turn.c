@@ -12,22 +12,6 @@
 
 enum { LAYERS = 2, HEADS = 2, N = 70, PAGES = 3, D_HIDDEN = 40 };
 
-static struct kc_set set;
-
-static int open_set(void **state)
-{
-    (void)state;
-    kc_open(&set, 3);
-    return 0;
-}
-
-static int close_set(void **state)
-{
-    (void)state;
-    kc_close(&set);
-    return 0;
-}
-
 static const enum kn_type kv_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0, KN_Q8_Q4};
 
 /* The error of one stored value, of one of that size in a block whose largest is `top`. */
@@ -141,9 +125,9 @@ static void check_on(struct kn *kn, const struct turn_case *c, const uint32_t *s
 static void check(const struct turn_case *c)
 {
     uint32_t *slots = kc_slots(KC_SCATTERED, N, PAGES, c->head_dim + c->n_rot);
-    for (unsigned i = 0; i < set.n; i++)
-        if (kc_has_kv(set.kn[i], c->type, c->head_dim))
-            check_on(set.kn[i], c, slots);
+    for (unsigned i = 0; i < kc_all.n; i++)
+        if (kc_has_kv(kc_all.kn[i], c->type, c->head_dim))
+            check_on(kc_all.kn[i], c, slots);
     free(slots);
 }
 
@@ -188,8 +172,8 @@ static void a_row_stands_alone(void **state)
     for (int i = 0; i < N; i++)
         from[i] = 3 * i + 40;
     for (size_t t = 0; t < KC_LEN(kv_types); t++)
-        for (unsigned i = 0; i < set.n; i++) {
-            struct kn *kn = set.kn[i];
+        for (unsigned i = 0; i < kc_all.n; i++) {
+            struct kn *kn = kc_all.kn[i];
             struct kc_pool pool;
             if (!kc_has_kv(kn, kv_types[t], D))
                 continue;
@@ -223,5 +207,5 @@ int main(void)
         cmocka_unit_test(keys_turn_both_ways),
         cmocka_unit_test(a_row_stands_alone),
     };
-    return cmocka_run_group_tests(tests, open_set, close_set);
+    return cmocka_run_group_tests(tests, kc_all_open, kc_all_close);
 }

@@ -5,22 +5,6 @@
  *   gather    exact */
 #include "kernels_compare.h"
 
-static struct kc_set set;
-
-static int open_set(void **state)
-{
-    (void)state;
-    kc_open(&set, 3);
-    return 0;
-}
-
-static int close_set(void **state)
-{
-    (void)state;
-    kc_close(&set);
-    return 0;
-}
-
 static void rmsnorm_case(uint32_t rows, uint32_t d, float deviation, bool in_place)
 {
     const float eps = 1e-5f;
@@ -37,8 +21,8 @@ static void rmsnorm_case(uint32_t rows, uint32_t d, float deviation, bool in_pla
             want[(size_t)r * d + i] =
                 (float)((double)x[(size_t)r * d + i] * scale * (double)gain[i]);
     }
-    for (unsigned i = 0; i < set.n; i++) {
-        struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++) {
+        struct kn *kn = kc_all.kn[i];
         float *dx = kc_up(kn, x, bytes), *dg = kc_up(kn, gain, d * sizeof *gain);
         float *out = in_place ? dx : kc_up(kn, NULL, bytes);
         kn->ops->rmsnorm(kn, out, dx, dg, rows, d, eps);
@@ -81,8 +65,8 @@ static void rmsnorm_of_zeros_is_zeros(void **state)
     float zeros[64] = {0}, gain[64], got[64];
     for (int i = 0; i < 64; i++)
         gain[i] = 2.0f;
-    for (unsigned i = 0; i < set.n; i++) {
-        struct kn *kn = set.kn[i];
+    for (unsigned i = 0; i < kc_all.n; i++) {
+        struct kn *kn = kc_all.kn[i];
         float *x = kc_up(kn, NULL, sizeof got), *g = kc_up(kn, gain, sizeof gain);
         kn->ops->rmsnorm(kn, x, x, g, 1, 64, 1e-6f);
         kc_down(kn, got, x, sizeof got);
@@ -105,9 +89,9 @@ static void swiglu_is_its_formula(void **state)
             gate[k + 50] = special[k];
             up[k + 50] = 0.5f;
         }
-        for (unsigned i = 0; i < set.n; i++)
+        for (unsigned i = 0; i < kc_all.n; i++)
             for (int in_place = 0; in_place < 2; in_place++) {
-                struct kn *kn = set.kn[i];
+                struct kn *kn = kc_all.kn[i];
                 float *dg = kc_up(kn, gate, bytes), *du = kc_up(kn, up, bytes);
                 float *out = in_place ? dg : kc_up(kn, NULL, bytes);
                 kn->ops->swiglu(kn, out, dg, du, n);
@@ -139,8 +123,8 @@ static void gather_copies(void **state)
         float *x = kc_floats(w, (size_t)7 * d, 1.0f);
         float *got = malloc(KC_LEN(rows) * d * sizeof *got);
         assert_non_null(got);
-        for (unsigned i = 0; i < set.n; i++) {
-            struct kn *kn = set.kn[i];
+        for (unsigned i = 0; i < kc_all.n; i++) {
+            struct kn *kn = kc_all.kn[i];
             float *dx = kc_up(kn, x, (size_t)7 * d * sizeof *x);
             float *out = kc_up(kn, NULL, KC_LEN(rows) * d * sizeof *got);
             kn->ops->gather_rows(kn, out, dx, rows, KC_LEN(rows), d);
@@ -200,9 +184,9 @@ static void rope_case(uint32_t head_dim, uint32_t n_rot, uint32_t n_heads, enum 
                  want + row * width);
     struct kn_kv kv = {NULL, 4096, 1, 1, head_dim, 0, KN_F32};
     struct kn_seq seq = {&kv, zeros, 0};
-    for (unsigned i = 0; i < set.n; i++)
+    for (unsigned i = 0; i < kc_all.n; i++)
         for (uint32_t first = 0; first < 2; first++) { /* whole, and without its first row */
-            struct kn *kn = set.kn[i];
+            struct kn *kn = kc_all.kn[i];
             struct kn_batch b = {.n_rows = ROPE_ROWS - first,
                                  .n_seqs = 1,
                                  .ids = (int32_t *)zeros,
@@ -256,5 +240,5 @@ int main(void)
         cmocka_unit_test(swiglu_is_its_formula),  cmocka_unit_test(gather_copies),
         cmocka_unit_test(rope_is_its_formula),
     };
-    return cmocka_run_group_tests(tests, open_set, close_set);
+    return cmocka_run_group_tests(tests, kc_all_open, kc_all_close);
 }

@@ -21,15 +21,7 @@ static struct dh *d;
 
 static int start(void **state)
 {
-    (void)state;
-    d = dh_start("tiny-llama.gguf", NULL);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    dh_stop(&d);
+    *state = d = dh_start("tiny-llama.gguf", NULL);
     return 0;
 }
 
@@ -476,5 +468,5 @@ int main(void)
         cmocka_unit_test(calls_of_later_parts_answer_unsupported),
         cmocka_unit_test(request_ids_are_the_clients_own),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, dh_group_stop);
 }

@@ -16,16 +16,8 @@ static struct dh *d;
 
 static int start(void **state)
 {
-    (void)state;
     const char *const args[] = {"--max-frames-per-second=100000", NULL};
-    d = dh_start_long(args);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    dh_stop(&d);
+    *state = d = dh_start_long(args);
     return 0;
 }
 
@@ -133,5 +125,5 @@ int main(void)
         cmocka_unit_test(death_of_a_silent_uploader),
         cmocka_unit_test(a_flood_of_cancels_is_one),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, dh_group_stop);
 }

@@ -26,16 +26,8 @@ static struct dh *d;
 
 static int start(void **state)
 {
-    (void)state;
     const char *const args[] = {"--max-frames-per-second=100000", NULL};
-    d = dh_start_long(args);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    dh_stop(&d);
+    *state = d = dh_start_long(args);
     return 0;
 }
 
@@ -792,5 +784,5 @@ int main(void)
         cmocka_unit_test(what_is_too_old_is_counted_as_lost),
         cmocka_unit_test(scores_by_ring_and_by_memfd),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, dh_group_stop);
 }

@@ -21,16 +21,8 @@ static struct dh *d;
 
 static int start(void **state)
 {
-    (void)state;
     const char *args[] = {"--threads=1", NULL};
-    d = dh_start_long(args);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    dh_stop(&d);
+    *state = d = dh_start_long(args);
     return 0;
 }
 
@@ -554,5 +546,5 @@ int main(void)
         cmocka_unit_test(bad_options_name_their_field),
         cmocka_unit_test(bad_requests_name_their_field),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, dh_group_stop);
 }

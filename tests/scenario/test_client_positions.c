@@ -18,16 +18,8 @@ static struct dh *d;
 
 static int start(void **state)
 {
-    (void)state;
     const char *args[] = {"--threads=1", "--budget=64t", NULL};
-    d = dh_start_context(CONTEXT, args);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    dh_stop(&d);
+    *state = d = dh_start_context(CONTEXT, args);
     return 0;
 }
 
@@ -165,5 +157,5 @@ int main(void)
         cmocka_unit_test(what_cannot_be_is_refused), cmocka_unit_test(the_command_says_so),
         cmocka_unit_test(the_default_can_be_set),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, dh_group_stop);
 }

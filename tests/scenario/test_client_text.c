@@ -18,16 +18,8 @@ static struct dh *d;
 
 static int start(void **state)
 {
-    (void)state;
     const char *args[] = {"--threads=1", NULL};
-    d = dh_start_long(args);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    dh_stop(&d);
+    *state = d = dh_start_long(args);
     return 0;
 }
 
@@ -265,5 +257,5 @@ int main(void)
         cmocka_unit_test(slow_reader_gets_everything),
         cmocka_unit_test(same_seed_same_text),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, dh_group_stop);
 }

@@ -17,16 +17,8 @@ static struct dh *d;
 
 static int start(void **state)
 {
-    (void)state;
     const char *args[] = {"--threads=1", NULL};
-    d = dh_start_long(args);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    dh_stop(&d);
+    *state = d = dh_start_long(args);
     return 0;
 }
 
@@ -146,5 +138,5 @@ int main(void)
         cmocka_unit_test(poll_loop_answers_both),
         cmocka_unit_test(budget_shows_prunes_and_scores),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, dh_group_stop);
 }
