@@ -199,7 +199,7 @@ struct engine {
     uint64_t kv_memory; /* what all caches may take, from now on */
     uint64_t
         page_budget; /* the ceiling in force: kv_memory, or what is still above a lowered one */
-    uint64_t refresh_max; /* scratch of the largest refresh that may come: set aside */
+    uint64_t refresh_max; /* scratch of the largest refresh that may come, with others: set aside */
     uint64_t weights;     /* of all sessions */
     struct engine_limits limits;
     bool shrink_told;
@@ -565,11 +565,16 @@ void prune_take_back(
     struct session *s); /* and what was to become true with it: the budget is as it was */
 /* Refreshes and scores under way: score_rows_left rows of them. */
 void prunes_run(struct engine *en);
-/* Rows of s's refresh that may run now, before the next pass. Around them: begin gives the time, done takes it. whole: they
- * were all done, so that the time says what a row takes. */
-uint32_t slice_rows(const struct engine *en, const struct session *s);
-uint64_t slice_begin(struct engine *en, struct session *s);
-void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start, bool whole);
+/* Rows of refreshes that run now, before the next pass: of the first session, and of those behind it where it has not so many. */
+struct slice {
+    struct session *who[EVICT_TOGETHER_MAX]; /* given */
+    uint32_t n;
+    uint32_t rows, most; /* that may run; no more than there are */
+    uint64_t start;
+};
+/* Around them: begin says how many, done takes the time. whole: they were all done, so that it says what a row takes. */
+void slice_begin(struct engine *en, struct slice *sl);
+void slice_done(struct engine *en, const struct slice *sl, bool whole);
 
 /* scores.c */
 void scores_command(struct engine *en, struct command *c);

@@ -4,8 +4,11 @@
  *                      |                                            failed: as it was, and told
  *                      '--prune_abort: forgotten, nothing has changed
  *
- * Prunes run one after the other in the order in which they were started, between passes, so that
- * neighbours keep decoding; scores for whoever asked run in what is left of a step.
+ * Prunes run in the order in which they were started, between passes, so that neighbours keep decoding: rows of the oldest one,
+ * and where it has fewer than a slice may have, of small caches behind it that are scored by the same policy on the same model.
+ * Each is done, fails or is forgotten by itself. Scores for whoever asked run in what is left of a step.
+ *
+ *   slice | oldest | next one | next | ...
  *
  *   nobody decodes     slice of score_rows rows
  *   neighbours decode  | slice | pass | slice | pass | ...      a slice as long as SLICE_PASSES passes: the gap between two
@@ -156,84 +159,123 @@ static double slices_may_us(const struct engine *en, const struct session *s)
     return most > 0 ? BC_MIN(us, (double)most) : us;
 }
 
-uint32_t slice_rows(const struct engine *en, const struct session *s)
+static uint32_t slice_rows(const struct engine *en, const struct session *s)
 {
     if (!en->neighbours || !can_be_cut(s))
         return en->score_rows_left;
     if (en->decode_us == 0 || s->row_us == 0)
         return BC_MIN(en->score_rows_left, SLICE_MIN);
     double left = slices_may_us(en, s) - (double)en->slices_us, fit = left / s->row_us;
-    if (evict_params(s->ev)->policy->score_some == NULL) /* whole rows: see evict_rows_done */
+    if (!evict_params(s->ev)->policy->cuts_layers) /* whole rows: see evict_rows_done */
         fit -= s->m->kn->rows_read;
     fit = BC_MIN(fit, s->slice_rows * left / s->slice_us); /* many may show what few have hidden */
     return (uint32_t)BC_MAX(BC_MIN(fit, (double)SLICE_MAX), (double)SLICE_MIN);
 }
 
-uint64_t slice_begin(struct engine *en, struct session *s)
+void slice_begin(struct engine *en, struct slice *sl)
 {
+    struct session *s = sl->who[0];
+    uint64_t cached = 0;
+    for (uint32_t i = 0; i < sl->n; i++)
+        cached += seqcache_count(sl->who[i]->cache);
+    sl->rows = slice_rows(en, s);
+    sl->most = (uint32_t)BC_MIN((uint64_t)sl->rows, cached);
     s->m->kn->ops->sync(s->m->kn); /* what was asked for before is not this slice's */
-    return engine_now(en);
+    sl->start = engine_now(en);
 }
 
 /* Whether what is left of the time before the pass is too little to begin something, or nobody knows what. A block that rests
  * between two layers has used what it could: its next step may be as long as what is left. */
 static bool slices_end(const struct engine *en, const struct session *s, bool whole)
 {
-    return s->row_us == 0 || (whole && evict_params(s->ev)->policy->score_some != NULL) ||
+    return s->row_us == 0 || (whole && evict_params(s->ev)->policy->cuts_layers) ||
            2 * (double)en->slices_us >= slices_may_us(en, s);
 }
 
-void slice_done(struct engine *en, struct session *s, uint32_t rows, uint64_t start, bool whole)
+/* What a row takes, from a slice of so many: up at once, but a step that somebody else delayed is not believed; down slowly: rows
+ * at the head may be cheaper than the next ones in a layer. */
+static void slice_learn(struct session *s, double us, double rows, uint32_t most)
 {
-    double us = (double)(engine_now(en) - start), done = evict_rows_done(s->ev), old = s->row_us;
-    bool short_one = en->neighbours && can_be_cut(s);
+    double now = us / rows, old = s->row_us;
+    s->row_us = old == 0 ? now : now > old ? BC_MIN(now, 2 * old) : (3 * old + now) / 4;
+    s->slice_rows = most;
+    s->slice_us = BC_MAX(us, 1.0);
+}
+
+void slice_done(struct engine *en, const struct slice *sl, bool whole)
+{
+    double us = (double)(engine_now(en) - sl->start), rows = 0;
+    struct session *s = sl->who[0];
     en->slices_us += (uint64_t)us;
-    if (whole && done > 0) {
-        double now = us / done;
-        /* Up at once, but a step that somebody else delayed is not believed; down slowly: rows at the head may be cheaper than
-         * the next ones in a layer. */
-        s->row_us = old == 0 ? now : now > old ? BC_MIN(now, 2 * old) : (3 * old + now) / 4;
-        s->slice_rows = rows;
-        s->slice_us = BC_MAX(us, 1.0);
-    }
-    if (!short_one)
-        en->score_rows_left -= BC_MIN(rows, en->score_rows_left);
+    for (uint32_t i = 0; i < sl->n; i++)
+        rows += evict_rows_done(sl->who[i]->ev);
+    for (uint32_t i = 0; i < sl->n && whole; i++)
+        if (evict_rows_done(sl->who[i]->ev) > 0)
+            slice_learn(sl->who[i], us, rows, sl->most);
+    if (!en->neighbours || !can_be_cut(s))
+        en->score_rows_left -= BC_MIN(sl->most, en->score_rows_left);
     else if (slices_end(en, s, whole))
         en->score_rows_left = 0;
 }
 
-/* One block of rows of one session's refresh. */
-static void prune_step(struct engine *en, struct session *s)
+/* The oldest prune, and those that go with it, oldest first. False: nobody is pruned. */
+static bool slice_of_oldest(const struct engine *en, struct slice *ret)
 {
-    struct evict_record rec;
-    enum evict_answer answer;
-    struct err e = {0};
-    uint32_t rows = slice_rows(en, s), n = BC_MIN(rows, seqcache_count(s->cache));
-    uint64_t start = slice_begin(en, s);
-    en->worked = true;
-    int rc = evict_run(s->ev, s->m->model, s->cache, s->prune.keep, rows, &answer, &rec, &e);
-    bool working = rc == BC_OK && answer == EVICT_WORKING;
-    slice_done(en, s, n, start, working);
-    if (rc < 0)
-        prune_failed(en, s, &e);
-    else if (answer == EVICT_DONE)
-        prune_done(en, s, &rec);
+    struct session *first = NULL;
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        if (s->prune.active && (first == NULL || s->prune.order < first->prune.order))
+            first = s;
+    }
+    *ret = (struct slice){.who = {first}, .n = 1};
+    for (uint32_t i = 0; first != NULL && i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        if (s == first || !s->prune.active || s->m != first->m ||
+            !evict_joins(s->ev, s->cache, first->ev))
+            continue;
+        uint32_t at = ret->n;
+        for (; at > 1 && ret->who[at - 1]->prune.order > s->prune.order; at--)
+            if (at < EVICT_TOGETHER_MAX)
+                ret->who[at] = ret->who[at - 1];
+        if (at < EVICT_TOGETHER_MAX)
+            ret->who[at] = s;
+        ret->n += ret->n < EVICT_TOGETHER_MAX;
+    }
+    return first != NULL;
 }
 
-/* Refreshes and scores under way, oldest first: one is finished before the next begins. */
+/* One slice. What comes of a session's prune is its own; but a device that fails ends all of them. */
+static void prune_step(struct engine *en, struct slice *sl)
+{
+    struct evict_run runs[EVICT_TOGETHER_MAX];
+    bool working = false;
+    en->worked = true;
+    slice_begin(en, sl);
+    for (uint32_t i = 0; i < sl->n; i++) {
+        struct session *s = sl->who[i];
+        runs[i] = (struct evict_run){.ev = s->ev, .cache = s->cache, .keep = s->prune.keep};
+    }
+    evict_run(runs, sl->n, sl->who[0]->m->model, sl->rows);
+    for (uint32_t i = 0; i < sl->n; i++)
+        working = working || runs[i].answer == EVICT_WORKING;
+    slice_done(en, sl, working);
+    for (uint32_t i = 0; i < sl->n; i++) {
+        struct session *s = sl->who[i];
+        if (!s->prune.active) /* ended with the device */
+            continue;
+        if (runs[i].answer == EVICT_FAILED)
+            prune_failed(en, s, &runs[i].err);
+        else if (runs[i].answer == EVICT_DONE)
+            prune_done(en, s, &runs[i].record);
+    }
+}
+
+/* Refreshes and scores under way, oldest first. */
 void prunes_run(struct engine *en)
 {
-    while (en->score_rows_left > 0) {
-        struct session *next = NULL;
-        for (uint32_t i = 0; i < en->n_sessions; i++) {
-            struct session *s = en->list[i];
-            if (s->prune.active && (next == NULL || s->prune.order < next->prune.order))
-                next = s;
-        }
-        if (next == NULL || en->failed)
-            break;
-        prune_step(en, next);
-    }
+    struct slice sl;
+    while (en->score_rows_left > 0 && !en->failed && slice_of_oldest(en, &sl))
+        prune_step(en, &sl);
     for (uint32_t i = en->n_sessions; i-- > 0 && !en->failed;)
         if (en->list[i]->scoring.active)
             scores_run(en, en->list[i]);

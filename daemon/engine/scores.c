@@ -185,11 +185,12 @@ static void scores_stream(struct engine *en, struct session *s)
 static int score_block(struct engine *en, struct session *s, struct err *e)
 {
     struct scoring *job = &s->scoring;
-    uint32_t rows = slice_rows(en, s), before = job->done;
-    uint64_t start = slice_begin(en, s);
-    int rc = evict_scores_some(s->ev, s->m->model, s->cache, rows, &job->done, job->value, e);
+    struct slice sl = {.who = {s}, .n = 1};
+    uint32_t before = job->done;
+    slice_begin(en, &sl);
+    int rc = evict_scores_some(s->ev, s->m->model, s->cache, sl.rows, &job->done, job->value, e);
     if (rc == BC_OK)
-        slice_done(en, s, BC_MIN(rows, job->n), start, job->done < job->n);
+        slice_done(en, &sl, job->done < job->n);
     bc_assert(job->done >= before);
     return rc;
 }

@@ -14,7 +14,8 @@
  * sake. A session that never prunes may grow past its share only into what others are not
  * guaranteed, because it could not be made to give it back - unless there are tiers: then it leaves
  * when it is idle, sessions take turns, and a share may be less than a page. The scratch of the
- * largest refresh is set aside: a prune under pressure must not fail for want of memory.
+ * largest refresh, and of the small ones that may go with it, is set aside: a prune under pressure
+ * must not fail for want of memory.
  */
 #include "core.h"
 
@@ -50,18 +51,28 @@ uint64_t share_alone(const struct session *s)
     return seqcache_bytes_held(s->cache) - seqcache_bytes_shared(s->cache);
 }
 
-static uint64_t run_bytes(const struct session *s)
+static uint64_t refresh_bytes(const struct engine *en, const struct session *newcomer)
 {
-    const struct evict_params *p = evict_params(s->ev);
-    return evict_run_bytes(p, pool_kv(s->pool), &s->m->info,
-                           BC_MAX(p->budget, seqcache_count(s->cache)));
+    uint64_t largest = 0, joining = 0;
+    uint32_t n = en->n_sessions + (newcomer != NULL), n_joining = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct session *s = i < en->n_sessions ? en->list[i] : newcomer;
+        const struct evict_params *p = evict_params(s->ev);
+        uint32_t tokens = BC_MAX(p->budget, seqcache_count(s->cache));
+        uint64_t bytes = evict_run_bytes(p, pool_kv(s->pool), &s->m->info, tokens);
+        largest = BC_MAX(largest, bytes);
+        if (!evict_may_join(p, tokens))
+            continue;
+        joining = BC_MAX(joining, bytes);
+        n_joining++;
+    }
+    n_joining = BC_MIN(n_joining, n - 1);
+    return largest + joining * BC_MIN(n_joining, EVICT_TOGETHER_MAX - 1);
 }
 
 void share_update(struct engine *en)
 {
-    en->refresh_max = 0;
-    for (uint32_t i = 0; i < en->n_sessions; i++)
-        en->refresh_max = BC_MAX(en->refresh_max, run_bytes(en->list[i]));
+    en->refresh_max = en->n_sessions > 0 ? refresh_bytes(en, NULL) : 0;
 }
 
 /* ---- shares ---- */
@@ -97,7 +108,7 @@ int share_admit(struct engine *en, const struct session *newcomer, struct err *e
     int rc = BC_OK;
     if (share_turns(en))
         return BC_OK;
-    en->refresh_max = BC_MAX(before, run_bytes(newcomer));
+    en->refresh_max = BC_MAX(before, refresh_bytes(en, newcomer));
     for (uint32_t i = 0; i <= en->n_sessions && rc == BC_OK; i++) {
         const struct session *s = i < en->n_sessions ? en->list[i] : newcomer;
         uint64_t page = pool_page_bytes(s->pool);

@@ -151,10 +151,11 @@ static uint64_t record_bytes(uint32_t n, uint32_t keep)
            (n - BC_MIN(n, keep) + (uint64_t)1) * sizeof(struct evict_range);
 }
 
-uint64_t rest_bytes(const struct evict_params *p, const struct model_info *mi)
+/* What rows between two layers take. */
+static uint64_t rest_bytes(const struct evict_params *p, const struct model_info *mi, uint32_t n)
 {
-    return p->policy->score_some != NULL ? (uint64_t)mi->rest_rows * mi->d_model * sizeof(float)
-                                         : 0;
+    uint64_t rows = BC_MIN(mi->rest_rows, n);
+    return p->policy->cuts_layers ? rows * mi->d_model * sizeof(float) : 0;
 }
 
 uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv,
@@ -162,7 +163,7 @@ uint64_t evict_run_bytes(const struct evict_params *p, const struct kn_kv *kv,
 {
     if (!evict_policy_prunes(p->policy))
         return 0;
-    return job_bytes(n) + record_bytes(n, 0) + walk_bytes(p, kv, n) + rest_bytes(p, mi);
+    return job_bytes(n) + record_bytes(n, 0) + walk_bytes(p, kv, n) + rest_bytes(p, mi, n);
 }
 
 static int job_begin(struct evict *ev, const struct seqcache *s, uint32_t keep, struct err *e)
@@ -227,37 +228,44 @@ void evict_forget(struct evict *ev)
     rebook(ev, LEDGER_refresh, &ev->booked_record, 0);
 }
 
-/* Values of rows from *next to `end`, at most max_rows of them (0: all); *next moves on. value [count]. A policy that is not cut
- * by rows gives all of them, in its last piece. */
-static int rows_score(struct evict *ev, struct model *m, const struct seqcache *s,
-                      uint32_t max_rows, uint32_t *next, uint32_t end, float *value, struct err *e)
+/* What lies between two calls beside the job. */
+static int pieces_open(struct evict *ev, const struct model *m, const struct seqcache *s,
+                       struct err *e)
 {
+    uint64_t bytes = rest_bytes(&ev->params, model_info(m), seqcache_count(s));
+    if (bytes == 0 || ev->rest.x != NULL)
+        return 0;
+    if ((ev->rest.x = malloc(bytes)) == NULL)
+        return err_nomem(e, bytes);
+    rebook(ev, LEDGER_refresh, &ev->booked_rest, bytes);
+    return 0;
+}
+
+/* Values of the rows that are due, at most max_rows in all (0: all of them); next moves on. Parts behind the first: see
+ * evict_joins. A policy that is not cut by rows gives all of them, in its last piece. */
+static int rows_score(struct evict_part *parts, uint32_t n, struct model *m, uint32_t max_rows,
+                      struct err *e)
+{
+    struct evict *ev = parts->ev;
     const struct evict_policy *policy = ev->params.policy;
-    struct kn *kn = pool_kn(seqcache_pool(s));
-    struct evict_rows rows = {.first = *next, .end = end};
+    struct kn *kn = model_kn(m);
     bool done = true;
     int rc;
-    ev->rows_done = 0;
-    if (rows.first == rows.end)
+    for (uint32_t i = 0; i < n; i++)
+        parts[i].ev->rows_done = 0;
+    if (n == 1 && parts->next == parts->end)
         return 0;
-    if (policy->walker != NULL) {
-        rc = walk_some(ev, s, max_rows, value, &done, e);
-    } else if (policy->score != NULL) {
-        rc = policy->score(ev, m, s, value, e);
-    } else if (policy->score_some != NULL && max_rows > 0) {
-        rc = policy->score_some(ev, m, s, max_rows, &rows, value, e);
-        rows.end = rows.first;
-    } else {
-        if (max_rows > 0)
-            rows.end = rows.first + BC_MIN(max_rows, rows.end - rows.first);
-        ev->rows_done = (double)(rows.end - rows.first) + kn->rows_read;
-        rc = policy->score_rows(ev, m, s, rows, value + rows.first, e);
-    }
+    if (policy->score_rows != NULL)
+        rc = policy->score_rows(parts, n, m, max_rows > 0 ? max_rows : UINT32_MAX, e);
+    else if (policy->walker != NULL)
+        rc = walk_some(ev, parts->s, max_rows, parts->value, &done, e);
+    else
+        rc = policy->score(ev, m, parts->s, parts->value, e);
     if (rc == 0 && kn->ops->status(kn) != KN_OK)
         rc = err_set(e, BC_EDEVICE, "", "device %s failed while policy %s scored: %s", kn->name,
                      policy->name, kn->failed);
-    if (rc == 0 && done)
-        *next = rows.end;
+    if (rc == 0 && done && policy->score_rows == NULL)
+        parts->next = parts->end;
     return rc;
 }
 
@@ -309,57 +317,114 @@ static struct evict_record record_open(struct evict *ev, const struct seqcache *
     };
 }
 
-static void record_close(struct evict_record *r, const struct seqcache *s, uint64_t micros)
+/* All values are there: the selection and what follows from it. */
+static void run_finish(struct evict_run *r)
 {
-    r->tokens_after = seqcache_count(s);
-    r->live_after = seqcache_bytes_live(s);
-    r->held_after = seqcache_bytes_held(s);
-    r->micros = micros;
-}
-
-int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t keep,
-              uint32_t max_rows, enum evict_answer *ret, struct evict_record *ret_record,
-              struct err *e)
-{
-    MAGIC_OK(ev, EVICT_MAGIC);
-    const struct evict_params *p = &ev->params;
+    struct evict *ev = r->ev;
     struct evict_job *job = &ev->job;
+    const struct evict_params *p = &ev->params;
     uint64_t started = clock_us();
-    int rc = job->active ? 0 : job_begin(ev, s, keep, e);
-    if (rc == 0)
-        rc = rows_score(ev, m, s, max_rows, &job->next, job->want.end, job->value, e);
-    if (rc < 0) {
-        evict_abort(ev);
-        return rc;
-    }
-    bc_assert(job->keep == keep && job->n == seqcache_count(s));
-    if (job->next < job->want.end) {
-        job->micros += clock_us() - started;
-        *ret = EVICT_WORKING;
-        return 0;
-    }
-
-    uint32_t n_keep = select_keep(job_values(ev), job->n, keep, evict_frozen(p), rows_tail(p),
+    uint32_t n_keep = select_keep(job_values(ev), job->n, job->keep, evict_frozen(p), rows_tail(p),
                                   job->order, ev->keep);
-    struct evict_record record = record_open(ev, s, n_keep);
+    r->record = record_open(ev, r->cache, n_keep);
     if (n_keep < job->n && p->policy->kept != NULL)
         p->policy->kept(ev, job->value, ev->keep, n_keep);
-    seqcache_evict(s, ev->keep, n_keep);
-    record_close(&record, s, job->micros + (clock_us() - started));
+    seqcache_evict(r->cache, ev->keep, n_keep);
+    r->record.tokens_after = seqcache_count(r->cache);
+    r->record.live_after = seqcache_bytes_live(r->cache);
+    r->record.held_after = seqcache_bytes_held(r->cache);
+    r->record.micros = (uint64_t)job->micros + (clock_us() - started);
+    r->answer = EVICT_DONE;
     evict_abort(ev); /* the job is done; the record's arrays stay */
-    *ret_record = record;
-    *ret = EVICT_DONE;
-    return 0;
+}
+
+static void run_failed(struct evict_run *r, const struct err *e)
+{
+    evict_abort(r->ev);
+    r->err = *e;
+    r->answer = EVICT_FAILED;
+}
+
+/* It begins, or goes on. */
+static int run_open(struct evict_run *r, const struct model *m, struct err *e)
+{
+    struct evict_job *job = &r->ev->job;
+    MAGIC_OK(r->ev, EVICT_MAGIC);
+    r->answer = EVICT_WORKING;
+    int rc = job->active ? 0 : job_begin(r->ev, r->cache, r->keep, e);
+    if (rc == 0 && job->next < job->want.end)
+        rc = pieces_open(r->ev, m, r->cache, e);
+    bc_assert(rc < 0 || (job->keep == r->keep && job->n == seqcache_count(r->cache)));
+    return rc;
+}
+
+/* Its values so far; us: what they took, all runs together; spent: the same, in rows. */
+static void run_scored(struct evict_run *r, const struct evict_part *part, double us, double spent)
+{
+    struct evict_job *job = &r->ev->job;
+    job->next = part->next;
+    job->micros += spent > 0 ? us * r->ev->rows_done / spent : us;
+    if (job->next == job->want.end)
+        run_finish(r);
+}
+
+void evict_run(struct evict_run *runs, uint32_t n, struct model *m, uint32_t max_rows)
+{
+    struct evict_part parts[EVICT_TOGETHER_MAX];
+    struct evict_run *of[EVICT_TOGETHER_MAX];
+    uint32_t n_parts = 0;
+    uint64_t started = clock_us();
+    double spent = 0;
+    struct err e;
+
+    bc_assert(n >= 1 && n <= EVICT_TOGETHER_MAX);
+    for (uint32_t i = 0; i < n; i++) {
+        struct evict_job *job = &runs[i].ev->job;
+        bc_assert(i == 0 || evict_joins(runs[i].ev, runs[i].cache, runs[0].ev));
+        if (run_open(&runs[i], m, &e) < 0) {
+            run_failed(&runs[i], &e);
+            continue;
+        }
+        of[n_parts] = &runs[i];
+        parts[n_parts++] =
+            (struct evict_part){runs[i].ev, runs[i].cache, job->next, job->want.end, job->value};
+    }
+    int rc = n_parts > 0 ? rows_score(parts, n_parts, m, max_rows, &e) : 0;
+    double us = (double)(clock_us() - started);
+    for (uint32_t i = 0; i < n_parts; i++)
+        spent += parts[i].ev->rows_done;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        if (rc < 0)
+            run_failed(of[i], &e);
+        else
+            run_scored(of[i], &parts[i], us, spent);
+    }
+}
+
+bool evict_may_join(const struct evict_params *p, uint32_t n)
+{
+    return p->policy->score_rows != NULL && n <= EVICT_TOGETHER_TOKENS;
+}
+
+bool evict_joins(const struct evict *ev, const struct seqcache *s, const struct evict *first)
+{
+    const struct evict_params *a = &ev->params, *b = &first->params;
+    return a->policy == b->policy && a->score == b->score && evict_may_join(a, seqcache_count(s));
 }
 
 int evict_scores_some(struct evict *ev, struct model *m, const struct seqcache *s,
                       uint32_t max_rows, uint32_t *done, float *ret, struct err *e)
 {
     MAGIC_OK(ev, EVICT_MAGIC);
+    struct evict_part part = {ev, s, *done, seqcache_count(s), ret};
     if (!evict_policy_prunes(ev->params.policy))
         return err_set(e, BC_EINVALID, "policy", "policy %s has no scores",
                        ev->params.policy->name);
-    int rc = rows_score(ev, m, s, max_rows, done, seqcache_count(s), ret, e);
+    int rc = pieces_open(ev, m, s, e);
+    if (rc == 0)
+        rc = rows_score(&part, 1, m, max_rows, e);
+    if (rc == 0)
+        *done = part.next;
     if (!ev->job.active && (rc < 0 || *done == seqcache_count(s)))
         pieces_close(ev);
     return rc;

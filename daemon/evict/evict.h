@@ -60,6 +60,7 @@ struct evict_rows {
 }; /* cache indices */
 
 struct evict_walker; /* policy.h */
+struct evict_part;
 
 struct evict_policy {
     const char *name;
@@ -73,17 +74,16 @@ struct evict_policy {
     /* Exactly one of the three (none: none). A value: higher = goes first; ties keep the earlier.
      * -INFINITY: always kept.
      * score: the whole cache at once, ret_value [count]: for what costs less than a decode step.
-     * score_rows: rows do not depend on each other, so that a refresh can be cut; [end - first].
+     * score_rows: rows do not depend on each other, so that a refresh can be cut, and those of several caches go together: of
+     * the first part, then of the next. At most max_rows in all; next moves on, rows_done says what it took.
      * walker: goes over the keys of all layers, and can be cut between any two slices of them. */
     int (*score)(struct evict *ev, struct model *m, const struct seqcache *s, float *ret_value,
                  struct err *e);
-    int (*score_rows)(struct evict *ev, struct model *m, const struct seqcache *s,
-                      struct evict_rows rows, float *ret_value, struct err *e);
+    int (*score_rows)(struct evict_part *parts, uint32_t n, struct model *m, uint32_t max_rows,
+                      struct err *e);
+    bool
+        cuts_layers; /* score_rows cuts finer than a row: a block of them may rest between two layers */
     const struct evict_walker *walker;
-    /* optional, beside score_rows: rows first .. end - 1 to value[cache index], cut
-     * finer than a row; first moves on. */
-    int (*score_some)(struct evict *ev, struct model *m, const struct seqcache *s,
-                      uint32_t max_rows, struct evict_rows *rows, float *value, struct err *e);
     /* optional: a selection was made, keep[] ascending, of n before; value [n] as scored. */
     void (*kept)(struct evict *ev, const float *value, const uint32_t *keep, uint32_t n_keep);
 };
@@ -150,19 +150,35 @@ struct evict_record {
     size_t n_dropped;
     const uint32_t *keep; /* kept cache indices, [tokens_after] */
 };
-enum evict_answer { EVICT_DONE, EVICT_WORKING };
+enum evict_answer { EVICT_DONE, EVICT_WORKING, EVICT_FAILED };
 
-/* Prunes to `keep` tokens (a cache that holds no more is left alone, and the record says so). Work
- * is cut: at most max_rows score rows a call (of a walk: as many slices of keys as so many rows have, at least one), 0: all at once. EVICT_WORKING: call again; nothing
- * has changed yet, and the cache must not change in between. evict_abort forgets the unfinished
- * run. */
-int evict_run(struct evict *ev, struct model *m, struct seqcache *s, uint32_t keep,
-              uint32_t max_rows, enum evict_answer *ret, struct evict_record *ret_record,
-              struct err *e);
+/* One session's prune to `keep` tokens (a cache that holds no more is left alone, and the record says so), in a call of evict_run. */
+struct evict_run {
+    struct evict *ev;
+    struct seqcache *cache;
+    uint32_t keep;
+    enum evict_answer answer;   /* what came of it */
+    struct evict_record record; /* DONE */
+    struct err err;             /* FAILED: the run is forgotten, and nothing has changed */
+};
+
+/* Runs that share a pass over the weights, and the most that a cache holds that joins others: a longer one fills passes alone. */
+#define EVICT_TOGETHER_MAX MODEL_PARTS_MAX
+#define EVICT_TOGETHER_TOKENS 512u
+/* Whether a run over so many tokens may join others at all. */
+bool evict_may_join(const struct evict_params *p, uint32_t n);
+/* Whether a run over s may go together with those of first: on the same model. */
+bool evict_joins(const struct evict *ev, const struct seqcache *s, const struct evict *first);
+
+/* Goes on with n runs, the first of which comes first; those behind it take what it leaves of a pass (evict_joins). Work is
+ * cut: at most max_rows score rows a call in all (of a walk: as many slices of keys as so many rows have, at least one), 0: all
+ * at once. WORKING: call again; nothing has changed yet, and the cache must not change in between. evict_abort forgets an
+ * unfinished run; one that is forgotten, or fails for a reason of its own, changes nothing for the others. */
+void evict_run(struct evict_run *runs, uint32_t n, struct model *m, uint32_t max_rows);
 void evict_abort(struct evict *ev);
-/* What the last call of evict_run or evict_scores_some did, in rows that take the same time each, kn.rows_read for the reading
- * of weights among them: of a block that rests between two layers its part of the way through the model, of a walk its part of
- * all slices. 0: nothing that can be cut. */
+/* What the last call of evict_run or evict_scores_some did for this one, in rows that take the same time each, its part of
+ * kn.rows_read for the reading of weights among them: of a block that rests between two layers its part of the way through the
+ * model, of a walk its part of all slices. 0: nothing that can be cut. */
 double evict_rows_done(const struct evict *ev);
 /* Frees the arrays of the last record. */
 void evict_forget(struct evict *ev);

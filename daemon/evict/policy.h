@@ -12,7 +12,7 @@ struct evict_job {
     uint32_t keep, n;       /* to, from */
     struct evict_rows want; /* rows whose value matters: the unprotected ones and their spans */
     uint32_t next;          /* first of them that has none yet */
-    uint64_t micros;
+    double micros;
     float *value, *pooled; /* [n]; 0 where no value is wanted */
     uint32_t *order;       /* [n] scratch of the selection */
 };
@@ -50,12 +50,20 @@ struct evict_walker {
     void (*slice)(struct evict_walk *w, uint32_t count); /* rows first .. first + count - 1 */
 };
 
+/* Values of cache indices next .. end - 1 of a cache are due. */
+struct evict_part {
+    struct evict *ev;
+    const struct seqcache *s;
+    uint32_t next, end;
+    float *value; /* [count] */
+};
+
 struct evict {
     unsigned magic;
     struct evict_params params;
     struct evict_job job;
     struct evict_walk walk;
-    struct model_rest rest; /* counter-causal, all layers: a block between two layers */
+    struct model_rest rest; /* counter-causal, all layers: rows between two layers */
     double rows_done;       /* of the last call */
 
     float *mass;        /* h2o: attention so far of the tokens that the last prune kept, */
@@ -90,7 +98,5 @@ float keys_dot(const float *a, const float *b, uint32_t n);
 int walk_some(struct evict *ev, const struct seqcache *s, uint32_t max_rows, float *value,
               bool *ret_done, struct err *e);
 void walk_close(struct evict *ev);
-/* evict.c: what a block of rows between two layers takes; 0 for policies without. */
-uint64_t rest_bytes(const struct evict_params *p, const struct model_info *mi);
 uint64_t walk_bytes(const struct evict_params *p, const struct kn_kv *kv, uint32_t n);
 #endif

@@ -5,44 +5,38 @@
  * log-probability, at its own row when that row sees only rows j > i + min_gap. High = predictable
  * = redundant. The last min_gap + 1 rows see nothing and are worth -INFINITY: they stay. The full
  * form runs all layers; the fast one only the last, from the stored hidden rows. The arithmetic is
- * the model's (model_score_rows); rows do not depend on each other, so this may be asked for any
- * rows, in any pieces. */
+ * the model's (model_score_some); rows do not depend on each other, so this may be asked for any
+ * rows, of any caches, in any pieces. */
 #include "policy.h"
-#include <stdlib.h>
 
-static struct model_score job_of(const struct evict *ev, const struct seqcache *s)
+static struct model_part part_of(const struct evict_part *p)
 {
-    return (struct model_score){
-        .seq = seqcache_view(s),
-        .ids = seqcache_ids(s),
-        .positions = seqcache_positions(s),
-        .min_gap = ev->params.min_gap,
-        .fast = ev->params.policy->fast,
-        .logprob = ev->params.score == EVICT_LOGPROB,
+    struct evict *ev = p->ev;
+    return (struct model_part){
+        .job = {.seq = seqcache_view(p->s),
+                .ids = seqcache_ids(p->s),
+                .positions = seqcache_positions(p->s),
+                .min_gap = ev->params.min_gap,
+                .fast = ev->params.policy->fast,
+                .logprob = ev->params.score == EVICT_LOGPROB},
+        .rest = &ev->rest,
+        .next = p->next,
+        .end = p->end,
+        .scores = p->value,
     };
 }
 
-static int score_rows(struct evict *ev, struct model *m, const struct seqcache *s,
-                      struct evict_rows rows, float *ret_value, struct err *e)
+static int score_rows(struct evict_part *parts, uint32_t n, struct model *m, uint32_t max_rows,
+                      struct err *e)
 {
-    struct model_score job = job_of(ev, s);
-    return model_score_rows(m, &job, rows.first, rows.end - rows.first, ret_value, e);
-}
-
-/* A row's way through all layers is long: a block of them may rest between two. */
-static int score_some(struct evict *ev, struct model *m, const struct seqcache *s,
-                      uint32_t max_rows, struct evict_rows *rows, float *value, struct err *e)
-{
-    struct model_score job = job_of(ev, s);
-    uint64_t bytes = rest_bytes(&ev->params, model_info(m));
-    if (ev->rest.x == NULL) {
-        if ((ev->rest.x = malloc(bytes)) == NULL)
-            return err_nomem(e, bytes);
-        ev->booked_rest = bytes;
-        ledger_charge(ev->owner, LEDGER_refresh, bytes);
+    struct model_part rows[EVICT_TOGETHER_MAX];
+    for (uint32_t i = 0; i < n; i++)
+        rows[i] = part_of(&parts[i]);
+    int rc = model_score_some(m, rows, n, max_rows, e);
+    for (uint32_t i = 0; i < n; i++) {
+        parts[i].next = rows[i].next;
+        parts[i].ev->rows_done = rows[i].spent;
     }
-    int rc = model_score_some(m, &job, &ev->rest, &rows->first, rows->end, max_rows, value, e);
-    ev->rows_done = ev->rest.spent;
     return rc;
 }
 
@@ -51,7 +45,7 @@ const struct evict_policy policy_counter_causal = {
     .summary = "Evicts tokens that the later context predicts, judged by all layers.",
     .counter_causal = true,
     .score_rows = score_rows,
-    .score_some = score_some,
+    .cuts_layers = true,
 };
 
 const struct evict_policy policy_counter_causal_fast = {

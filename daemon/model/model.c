@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROW_ARRAYS 9 /* of 4-byte values, in struct row_scratch */
+#define ROW_ARRAYS 10 /* of 4-byte values, in struct row_scratch */
 
 static int find_family(const struct gguf *g, const struct arch **ret, struct err *e)
 {
@@ -87,7 +87,8 @@ static int scratch_open(struct model *m, struct err *e)
         .want = at + 5 * rows,
         .at = at + 6 * rows,
         .pick = at + 7 * rows,
-        .lse = (float *)(at + 8 * rows),
+        .score = (float *)(at + 8 * rows),
+        .lse = (float *)(at + 9 * rows),
     };
     return BC_OK;
 }

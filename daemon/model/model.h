@@ -89,26 +89,46 @@ struct model_score {
 int model_score_rows(struct model *m, const struct model_score *job, uint32_t first, uint32_t count,
                      float *ret_scores, struct err *e);
 
-/* SCORE by all layers in pieces shorter than a row's way through the model: a block of rows may rest between two layers, or before
- * the head, while other passes run. n, layer and headed 0: none rests. */
+/* SCORE in pieces, of several sequences together: their rows go through the model one behind the other, in the order of the parts,
+ * and a pass takes rows of as many of them as it has room for.
+ *
+ *      part 0  | ............xxxx |           due: xxxx
+ *      part 1  | xxxxxxxxxx |                 one pass: xxxx + xxxxxxxxxx + xx
+ *      part 2  | xx......... |
+ *
+ * By all layers the rows of a pass are a block, which may rest between two layers, or before the head, while other passes run:
+ * a call may be shorter than a row's way through the model. Every sequence owns its rows of the block, and may give them up
+ * whenever it likes: the others' go on. n, layer and headed 0: none rest. */
+#define MODEL_PARTS_MAX 8u
 #define MODEL_REST_ROWS 64u /* at least: info.rest_rows are those of a block */
 #define MODEL_REST_ROWS_MIN 8u
 struct model_rest {
-    uint32_t n, layer; /* rows of the block; layers behind them */
+    uint32_t n, layer; /* rows in the block; layers behind them */
     uint32_t headed;   /* rows that have their score */
-    /* [info.rest_rows][d_model] HOST, the caller's: what the rows are there, if another block has taken their place on the
+    /* [min(info.rest_rows, tokens)][d_model] HOST, the caller's: what the rows are there, if other rows have taken their place on the
      * device since */
     float *x;
-    struct model *m; /* whose place they have; NULL: none. See model_rest_close */
-    double spent;    /* rows' worth of work of the last call, with kn.rows_read for every block */
+    struct model *
+        m; /* where they have a place, and which: rows at .. at + n - 1; NULL: nowhere. See model_rest_close */
+    uint32_t at;
+    struct model_rest *next; /* who else has one */
 };
-/* A block is given up half way: the model forgets it. x stays the caller's. */
+/* Rows are given up half way: the model forgets them. x stays the caller's. */
 void model_rest_close(struct model_rest *rest);
-/* Goes on with cache indices *next .. end - 1 of a job that is not fast, for no more than max_rows rows' worth of layers, but at
- * least one step of a block: MODEL_REST_ROWS rows, or as many as one layer of which fits into max_rows (at least
- * MODEL_REST_ROWS_MIN, and half of kn.rows_read), go through one layer, or one row meets the head. *next moves on by whole blocks; scores go to
- * ret_scores[cache index]. Rows do not depend on their block, so the results are those of model_score_rows. */
-int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
-                     uint32_t *next, uint32_t end, uint32_t max_rows, float *ret_scores,
+
+/* Cache indices next .. end - 1 of one sequence are due. */
+struct model_part {
+    struct model_score job;
+    struct model_rest *rest; /* fast: not used */
+    uint32_t next, end;      /* next moves on, by whole blocks */
+    float *scores;           /* [seq.n] by cache index */
+    double
+        spent; /* rows' worth of work of the last call, with its part of kn.rows_read for every pass */
+};
+/* Goes on with all parts in turn, which are of one kind (fast, logprob), for no more than max_rows rows' worth of work. fast: so
+ * many rows. Else at least one step of a block: MODEL_REST_ROWS rows, or as many as one layer of which fits into max_rows (at least
+ * MODEL_REST_ROWS_MIN, and half of kn.rows_read), go through one layer, or one row meets the head. Rows do not depend on their
+ * block, so the results are those of model_score_rows. */
+int model_score_some(struct model *m, struct model_part *parts, uint32_t n_parts, uint32_t max_rows,
                      struct err *e);
 #endif

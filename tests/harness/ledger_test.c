@@ -22,7 +22,7 @@ static void models_agree(const struct eh *h)
         }
         /* everything that the backend has given out, and what the engine has beside it */
         const struct model_info *mi = model_info(m->model);
-        uint64_t host = m->batch.bytes + m->sampler.bytes + tables + mi->max_rows * 9 * 4;
+        uint64_t host = m->batch.bytes + m->sampler.bytes + tables + mi->max_rows * 10 * 4;
         assert_int_equal(ledger_own(&m->owner, LEDGER_weights) +
                              ledger_own(&m->owner, LEDGER_scratch),
                          m->kn->bytes_weights + m->kn->bytes_buffers + m->kn->bytes_scratch + host);

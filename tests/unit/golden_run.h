@@ -186,7 +186,7 @@ static inline void session_prune(struct session *s)
     const struct evict_params *p = evict_params(s->ev);
     uint64_t before[RUN_TOKENS_MAX], held = seqcache_bytes_held(s->cache);
     uint32_t n = seqcache_count(s->cache);
-    enum evict_answer answer = EVICT_WORKING;
+    struct evict_run run = {.ev = s->ev, .cache = s->cache, .keep = p->keep};
     struct evict_record record;
     struct err e = {0};
     assert_true(n <= RUN_TOKENS_MAX && s->n_prunes < RUN_PRUNES_MAX);
@@ -195,12 +195,13 @@ static inline void session_prune(struct session *s)
         float value[RUN_TOKENS_MAX];
         assert_int_equal(evict_scores(s->ev, s->bench->model, s->cache, value, &e), 0);
     }
-    while (answer == EVICT_WORKING) {
+    do {
         assert_int_equal(seqcache_count(s->cache), n);
-        if (evict_run(s->ev, s->bench->model, s->cache, p->keep, s->score_rows, &answer, &record,
-                      &e))
-            fail_msg("%s: %s: %s", s->bench->label, e.field, e.text);
-    }
+        evict_run(&run, 1, s->bench->model, s->score_rows);
+        if (run.answer == EVICT_FAILED)
+            fail_msg("%s: %s: %s", s->bench->label, run.err.field, run.err.text);
+    } while (run.answer == EVICT_WORKING);
+    record = run.record;
     assert_int_equal(record.tokens_before, n);
     check_record(s, &record, before, held);
     s->prune[s->n_prunes].n = record.tokens_after;

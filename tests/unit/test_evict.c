@@ -12,7 +12,8 @@
 struct model {
     struct model_info info;
     struct kn *kn;
-    uint32_t n_calls, n_asked[ROWS_MAX], largest_call, fail_at; /* call that fails; 0: none */
+    uint32_t n_calls, n_asked[ROWS_MAX], n_parts, largest_call,
+        fail_at; /* call that fails; 0: none */
     float value[ROWS_MAX];
     struct model_score last_job;
 };
@@ -27,37 +28,34 @@ struct kn *model_kn(const struct model *m)
     return m->kn;
 }
 
-int model_score_rows(struct model *m, const struct model_score *job, uint32_t first, uint32_t count,
-                     float *ret_scores, struct err *e)
-{
-    m->last_job = *job;
-    m->largest_call = BC_MAX(m->largest_call, count);
-    if (++m->n_calls == m->fail_at)
-        return err_set(e, BC_EDEVICE, "", "told to fail");
-    for (uint32_t i = first; i < first + count; i++) {
-        m->n_asked[i]++;
-        ret_scores[i - first] = i + job->min_gap + 1 >= job->seq.n ? -INFINITY : m->value[i];
-    }
-    return 0;
-}
-
 void model_rest_close(struct model_rest *rest)
 {
     *rest = (struct model_rest){.x = rest->x};
 }
 
-/* Whole rows, here. */
-int model_score_some(struct model *m, const struct model_score *job, struct model_rest *rest,
-                     uint32_t *next, uint32_t end, uint32_t max_rows, float *ret_scores,
+/* Whole rows of each part in turn. */
+int model_score_some(struct model *m, struct model_part *parts, uint32_t n_parts, uint32_t max_rows,
                      struct err *e)
 {
-    uint32_t n = BC_MIN(max_rows, end - *next);
-    int rc = model_score_rows(m, job, *next, n, ret_scores + *next, e);
-    bc_assert(rest->x != NULL);
-    rest->spent = n;
-    if (rc == 0)
-        *next += n;
-    return rc;
+    uint32_t left = max_rows;
+    if (++m->n_calls == m->fail_at)
+        return err_set(e, BC_EDEVICE, "", "told to fail");
+    m->n_parts = n_parts;
+    for (uint32_t k = 0; k < n_parts; k++) {
+        struct model_part *p = &parts[k];
+        uint32_t n = BC_MIN(left, p->end - p->next);
+        assert_true(p->job.fast || p->rest->x != NULL);
+        m->last_job = p->job;
+        p->spent = n;
+        left -= n;
+        for (; n > 0; n--, p->next++) {
+            m->n_asked[p->next]++;
+            p->scores[p->next] =
+                p->next + p->job.min_gap + 1 >= p->job.seq.n ? -INFINITY : m->value[p->next];
+        }
+    }
+    m->largest_call = BC_MAX(m->largest_call, max_rows - left);
+    return 0;
 }
 
 struct world {
@@ -77,8 +75,9 @@ static int world_open(void **state)
     assert_int_equal(pool_open(&w->pool, &w->fake.kn, &shape, ROWS_MAX / 64, &e), 0);
     assert_int_equal(pool_page_bytes(w->pool), PAGE_BYTES);
     assert_int_equal(seqcache_open(&w->cache, w->pool, &e), 0);
-    w->model =
-        (struct model){.info = {.n_layers = 2, .n_heads = 4, .head_dim = 16}, .kn = &w->fake.kn};
+    w->model = (struct model){
+        .info = {.n_layers = 2, .n_heads = 4, .head_dim = 16, .d_model = 64, .rest_rows = 64},
+        .kn = &w->fake.kn};
     uint32_t random = 99;
     for (int i = 0; i < ROWS_MAX; i++)
         w->model.value[i] = (float)((random = random * 1664525u + 1013904223u) >> 24);
@@ -342,12 +341,27 @@ static struct evict *opened(const struct evict_params *p)
     return ev;
 }
 
+/* A call for one session: 0 and its answer, or why it failed; the record is untouched until it is DONE. */
+static int run_one(struct world *w, struct evict *ev, uint32_t keep, uint32_t max_rows,
+                   enum evict_answer *ret, struct evict_record *ret_record, struct err *e)
+{
+    struct evict_run r = {.ev = ev, .cache = w->cache, .keep = keep, .record = *ret_record};
+    evict_run(&r, 1, &w->model, max_rows);
+    *ret_record = r.record;
+    if (r.answer == EVICT_FAILED) {
+        *e = r.err;
+        return r.err.code;
+    }
+    *ret = r.answer;
+    return 0;
+}
+
 static struct evict_record run_whole(struct world *w, struct evict *ev, uint32_t keep)
 {
-    struct evict_record record;
+    struct evict_record record = {0};
     enum evict_answer answer;
     struct err e = {0};
-    if (evict_run(ev, &w->model, w->cache, keep, 0, &answer, &record, &e))
+    if (run_one(w, ev, keep, 0, &answer, &record, &e))
         fail_msg("%s: %s", e.field, e.text);
     assert_int_equal(answer, EVICT_DONE);
     return record;
@@ -410,7 +424,7 @@ static void a_run_in_blocks_keeps_the_same(void **state)
     p.span = 15;
     p.score = EVICT_LOGPROB;
     for (uint32_t max_rows = 1; max_rows < 60; max_rows += 7) {
-        struct evict_record record;
+        struct evict_record record = {0};
         enum evict_answer answer = EVICT_WORKING;
         struct err e = {0};
         uint32_t calls = 0;
@@ -420,9 +434,7 @@ static void a_run_in_blocks_keeps_the_same(void **state)
         struct evict *ev = opened(&p);
         for (; answer == EVICT_WORKING; calls++) {
             assert_int_equal(seqcache_count(w->cache), 200);
-            assert_int_equal(evict_run(ev, &w->model, w->cache, 120, max_rows, &answer, &record,
-                                       &e),
-                             0);
+            assert_int_equal(run_one(w, ev, 120, max_rows, &answer, &record, &e), 0);
         }
         uint32_t n_rows = (200 - 20 + 7) - (10 - 7); /* see the case above */
         assert_int_equal(calls, (n_rows + max_rows - 1) / max_rows);
@@ -440,7 +452,7 @@ static void a_failed_or_forgotten_run_changes_nothing(void **state)
     struct world *w = *state;
     struct evict_params p = params("counter_causal", 100, 0, 10);
     struct evict *ev = opened(&p);
-    struct evict_record record, untouched;
+    struct evict_record record = {0}, untouched;
     enum evict_answer answer;
     struct err e = {0};
     uint32_t slots[200], want[ROWS_MAX];
@@ -450,12 +462,12 @@ static void a_failed_or_forgotten_run_changes_nothing(void **state)
     untouched = record;
     w->model.fail_at = 3;
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(evict_run(ev, &w->model, w->cache, 100, 50, &answer, &record, &e), 0);
+        assert_int_equal(run_one(w, ev, 100, 50, &answer, &record, &e), 0);
         assert_int_equal(answer, EVICT_WORKING);
     }
-    assert_int_equal(evict_run(ev, &w->model, w->cache, 100, 50, &answer, &record, &e), BC_EDEVICE);
+    assert_int_equal(run_one(w, ev, 100, 50, &answer, &record, &e), BC_EDEVICE);
     w->model.fail_at = 0;
-    assert_int_equal(evict_run(ev, &w->model, w->cache, 100, 50, &answer, &record, &e), 0);
+    assert_int_equal(run_one(w, ev, 100, 50, &answer, &record, &e), 0);
     assert_int_equal(answer, EVICT_WORKING);
     evict_abort(ev);
     assert_int_equal(seqcache_count(w->cache), 200);
@@ -467,9 +479,134 @@ static void a_failed_or_forgotten_run_changes_nothing(void **state)
     assert_int_equal(record.tokens_after, expected_keep(w, &p, 201, want));
     assert_memory_equal(record.keep, want, 100 * sizeof *want);
     w->fake.failed = true; /* a sticky device error is noticed even where no call reports it */
-    assert_int_equal(evict_run(ev, &w->model, w->cache, 90, 0, &answer, &record, &e), BC_EDEVICE);
+    assert_int_equal(run_one(w, ev, 90, 0, &answer, &record, &e), BC_EDEVICE);
     assert_int_equal(seqcache_count(w->cache), 100);
     evict_close(&ev);
+}
+
+/* ---- several sessions ---- */
+
+#define N_CROWD 4u
+
+struct crowd {
+    struct seqcache *cache[N_CROWD];
+    struct evict *ev[N_CROWD];
+    struct evict_run run[N_CROWD];
+};
+
+/* Caches of 100, 99, 98 .. tokens, to be pruned to 40 + k. */
+static void crowd_open(struct world *w, struct crowd *c, const struct evict_params *p)
+{
+    for (uint32_t k = 0; k < N_CROWD; k++) {
+        struct err e;
+        assert_int_equal(seqcache_open(&c->cache[k], w->pool, &e), 0);
+        struct seqcache *own = w->cache;
+        w->cache = c->cache[k];
+        fill(w, 100 - k);
+        w->cache = own;
+        c->ev[k] = opened(p);
+        c->run[k] = (struct evict_run){.ev = c->ev[k], .cache = c->cache[k], .keep = 40 + k};
+    }
+}
+
+static void crowd_close(struct crowd *c)
+{
+    for (uint32_t k = 0; k < N_CROWD; k++) {
+        evict_close(&c->ev[k]);
+        seqcache_close(&c->cache[k]);
+    }
+}
+
+static void kept_as_alone(const struct world *w, const struct crowd *c, uint32_t k,
+                          struct evict_params p)
+{
+    uint32_t want[ROWS_MAX];
+    p.keep = 40 + k;
+    assert_int_equal(c->run[k].answer, EVICT_DONE);
+    assert_int_equal(c->run[k].record.tokens_before, 100 - k);
+    assert_int_equal(expected_keep(w, &p, 100 - k, want), 40 + k);
+    assert_memory_equal(c->run[k].record.keep, want, (40 + k) * sizeof *want);
+}
+
+/* Rows of the first, then of the next: who is done leaves, and whoever fails by himself fails alone. */
+static void runs_share_a_call(void **state)
+{
+    struct world *w = *state;
+    static const char *const policies[] = {"counter_causal", "counter_causal_fast"};
+    for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
+        struct evict_params p = params(policies[i], 40, 0, 10);
+        struct crowd c;
+        p.span = 3;
+        crowd_open(w, &c, &p);
+        c.run[1].keep = 9; /* fewer than its recent ones */
+        w->model.n_calls = w->model.largest_call = 0;
+        evict_run(c.run, N_CROWD, &w->model, 120); /* 91 rows and 29 of 89 */
+        assert_int_equal(w->model.n_calls, 1);
+        assert_int_equal(w->model.n_parts, 3);
+        assert_int_equal(w->model.largest_call, 120);
+        kept_as_alone(w, &c, 0, p);
+        assert_int_equal(c.run[1].answer, EVICT_FAILED);
+        assert_int_equal(c.run[1].err.code, BC_EINVALID);
+        assert_string_equal(c.run[1].err.field, "keep_tokens");
+        assert_int_equal(seqcache_count(c.cache[1]), 99);
+        assert_int_equal(c.run[2].answer, EVICT_WORKING);
+        assert_int_equal(c.run[3].answer, EVICT_WORKING);
+        assert_int_equal((int)evict_rows_done(c.ev[0]), 91);
+        assert_int_equal((int)evict_rows_done(c.ev[2]), 29);
+        assert_int_equal((int)evict_rows_done(c.ev[3]), 0);
+        evict_abort(c.ev[2]); /* forgotten: the other goes on */
+        evict_run(&c.run[3], 1, &w->model, 120);
+        kept_as_alone(w, &c, 3, p);
+        c.run[1].keep = 41;
+        evict_run(&c.run[1], 2, &w->model, 0);
+        kept_as_alone(w, &c, 1, p);
+        kept_as_alone(w, &c, 2, p);
+        crowd_close(&c);
+    }
+}
+
+/* A device that fails is nobody's own failure. */
+static void a_device_that_fails_fails_all_of_them(void **state)
+{
+    struct world *w = *state;
+    struct evict_params p = params("counter_causal", 40, 0, 10);
+    struct crowd c;
+    crowd_open(w, &c, &p);
+    w->model.fail_at = w->model.n_calls + 1;
+    evict_run(c.run, N_CROWD, &w->model, 50);
+    for (uint32_t k = 0; k < N_CROWD; k++) {
+        assert_int_equal(c.run[k].answer, EVICT_FAILED);
+        assert_int_equal(c.run[k].err.code, BC_EDEVICE);
+        assert_int_equal(seqcache_count(c.cache[k]), 100 - k);
+    }
+    evict_run(c.run, N_CROWD, &w->model, 0);
+    for (uint32_t k = 0; k < N_CROWD; k++)
+        kept_as_alone(w, &c, k, p);
+    crowd_close(&c);
+}
+
+static void only_small_caches_of_one_kind_go_together(void **state)
+{
+    struct world *w = *state;
+    struct evict_params full = params("counter_causal", 40, 0, 10), other = full;
+    struct evict *a = opened(&full), *b = opened(&full);
+    fill(w, ROWS_MAX);
+    assert_true(ROWS_MAX <= EVICT_TOGETHER_TOKENS && evict_joins(b, w->cache, a));
+    evict_close(&b);
+    assert_false(evict_may_join(&full, EVICT_TOGETHER_TOKENS + 1));
+    other.score = EVICT_LOGPROB;
+    b = opened(&other);
+    assert_false(evict_joins(b, w->cache, a));
+    evict_close(&b);
+    other = params("counter_causal_fast", 40, 0, 10);
+    b = opened(&other);
+    assert_false(evict_joins(b, w->cache, a));
+    evict_close(&b);
+    for (uint32_t i = 0; evict_policy_at(i) != NULL; i++) {
+        other = params(evict_policy_at(i)->name, 40, 0, 10);
+        assert_int_equal(evict_may_join(&other, 100), other.policy->counter_causal);
+    }
+    evict_close(&a);
 }
 
 static void a_record_says_what_was_dropped(void **state)
@@ -531,20 +668,20 @@ static void a_keep_below_the_protected_rows_is_refused(void **state)
     struct world *w = *state;
     struct evict_params p = params("counter_causal", 100, 20, 10);
     struct evict *ev = opened(&p);
-    struct evict_record record;
+    struct evict_record record = {0};
     enum evict_answer answer;
     struct err e = {0};
     fill(w, 200);
-    assert_int_equal(evict_run(ev, &w->model, w->cache, 29, 0, &answer, &record, &e), BC_EINVALID);
+    assert_int_equal(run_one(w, ev, 29, 0, &answer, &record, &e), BC_EINVALID);
     assert_string_equal(e.field, "keep_tokens");
     assert_non_null(strstr(e.text, "29"));
-    assert_int_equal(evict_run(ev, &w->model, w->cache, 0, 0, &answer, &record, &e), BC_EINVALID);
+    assert_int_equal(run_one(w, ev, 0, 0, &answer, &record, &e), BC_EINVALID);
     assert_int_equal(seqcache_count(w->cache), 200);
     assert_int_equal(run_whole(w, ev, 30).tokens_after, 30);
     evict_close(&ev);
     p = params("none", 100, 0, 0);
     ev = opened(&p);
-    assert_int_equal(evict_run(ev, &w->model, w->cache, 20, 0, &answer, &record, &e), BC_EINVALID);
+    assert_int_equal(run_one(w, ev, 20, 0, &answer, &record, &e), BC_EINVALID);
     assert_string_equal(e.field, "policy");
     evict_close(&ev);
 }
@@ -596,11 +733,11 @@ static void tova_without_a_query_says_so(void **state)
     struct world *w = *state;
     struct evict_params p = params("tova", 50, 0, 0);
     struct evict *ev = opened(&p);
-    struct evict_record record;
+    struct evict_record record = {0};
     enum evict_answer answer;
     struct err e = {0};
     fill(w, 100);
-    assert_int_equal(evict_run(ev, &w->model, w->cache, 50, 0, &answer, &record, &e), BC_ESTATE);
+    assert_int_equal(run_one(w, ev, 50, 0, &answer, &record, &e), BC_ESTATE);
     assert_int_equal(seqcache_count(w->cache), 100);
     evict_close(&ev);
 }
@@ -636,6 +773,9 @@ int main(void)
         T(only_rows_that_matter_are_scored),
         T(a_run_in_blocks_keeps_the_same),
         T(a_failed_or_forgotten_run_changes_nothing),
+        T(runs_share_a_call),
+        T(a_device_that_fails_fails_all_of_them),
+        T(only_small_caches_of_one_kind_go_together),
         T(a_record_says_what_was_dropped),
         T(a_cache_below_keep_is_left_alone),
         T(a_keep_below_the_protected_rows_is_refused),

@@ -74,28 +74,23 @@ static void pieces(const struct kn_options *ko, unsigned k)
                                   .positions = s.positions,
                                   .min_gap = c % 3,
                                   .logprob = c % 2};
-        uint32_t next = 0;
+        struct model_part part = {.job = job, .rest = &rest, .end = N_TOKENS, .scores = got};
+        /* of the same job: it lags behind, is given up and begins again */
+        struct model_part lag = {.job = job, .rest = &other, .end = N_TOKENS, .scores = got_other};
         rseq_score(&s, job.min_gap, false, job.logprob, want);
-        uint32_t next_other = 0; /* of the same job: it lags behind, is given up and begins again */
-        for (uint32_t round = 1; next < N_TOKENS; round++) {
-            assert_int_equal(model_score_some(rig.m, &job, &rest, &next, N_TOKENS, sizes[c / 2],
-                                              got, &e),
-                             BC_OK);
+        for (uint32_t round = 1; part.next < N_TOKENS; round++) {
+            assert_int_equal(model_score_some(rig.m, &part, 1, sizes[c / 2], &e), BC_OK);
             if (round % 7 == 0) {
                 model_rest_close(&other);
-                next_other = 0;
+                lag.next = 0;
             } else if (round % 2 == 0) {
-                assert_int_equal(model_score_some(rig.m, &job, &other, &next_other, N_TOKENS, 1,
-                                                  got_other, &e),
-                                 BC_OK);
+                assert_int_equal(model_score_some(rig.m, &lag, 1, 1, &e), BC_OK);
             }
         }
         assert_int_equal(rest.n, 0);
         assert_memory_equal(got, want, sizeof want);
-        while (next_other < N_TOKENS)
-            assert_int_equal(model_score_some(rig.m, &job, &other, &next_other, N_TOKENS, 9,
-                                              got_other, &e),
-                             BC_OK);
+        while (lag.next < N_TOKENS)
+            assert_int_equal(model_score_some(rig.m, &lag, 1, 9, &e), BC_OK);
         assert_memory_equal(got_other, want, sizeof want);
     }
     free(rest.x);

@@ -110,7 +110,7 @@ static void bytes_are_counted_exactly(void **state)
     struct model_options o = {.max_rows = 10, .max_out = 3};
     assert_int_equal(model_open(&m, kn, g, &o, NULL, NULL, &e), BC_OK);
     const struct model_info *i = model_info(m);
-    size_t device = 4 * (10 * (3 * 64 + 2 * 128 + 2 * 64 + 2 * 160) + 3 * 384), host = 10 * 9 * 4;
+    size_t device = 4 * (10 * (3 * 64 + 2 * 128 + 2 * 64 + 2 * 160) + 3 * 384), host = 10 * 10 * 4;
     assert_int_equal(i->bytes_scratch, device + host);
     assert_int_equal(i->bytes_weights + device, kn->bytes_weights + kn->bytes_buffers);
     model_close(&m);
