@@ -350,6 +350,7 @@ static int run_open(struct evict_run *r, const struct model *m, struct err *e)
 {
     struct evict_job *job = &r->ev->job;
     MAGIC_OK(r->ev, EVICT_MAGIC);
+    r->ev->rows_done = 0;
     r->answer = EVICT_WORKING;
     int rc = job->active ? 0 : job_begin(r->ev, r->cache, r->keep, e);
     if (rc == 0 && job->next < job->want.end)

@@ -81,8 +81,7 @@ struct evict_policy {
                  struct err *e);
     int (*score_rows)(struct evict_part *parts, uint32_t n, struct model *m, uint32_t max_rows,
                       struct err *e);
-    bool
-        cuts_layers; /* score_rows cuts finer than a row: a block of them may rest between two layers */
+    bool cuts_layers; /* score_rows cuts finer than a row: rows rest between two layers */
     const struct evict_walker *walker;
     /* optional: a selection was made, keep[] ascending, of n before; value [n] as scored. */
     void (*kept)(struct evict *ev, const float *value, const uint32_t *keep, uint32_t n_keep);

@@ -8,7 +8,7 @@
 #    2   tests     ctest -L gpu: every kernel against ref, odd sizes
 #    2   goldens   the texts and kept sets of every policy, in process; then the whole daemon's
 #    3   models    random weights in the shape of Qwen2.5-7B, f16 and 4-bit (tests/bench/random_model.c)
-#    4   refresh   the four scores at n = 512 ... 18700
+#    4   refresh   the four scores at n = 512 ... 18700; of eight sessions with small caches, one after the other and together
 #    6   decode    batches of 1, 8 and 32
 #    7   serve     backcast bench on the 4-bit model, through a daemon; gap: a decoding neighbour of a session that is refreshed
 #    7   kernels   microseconds of each kernel in a refresh of 512 tokens and a decode step, if ncu may count
@@ -65,11 +65,12 @@ left_out() { echo "$1,left out: $2,0" >>"$out/steps"; }
 
 if [ $dry = 1 ]; then
     backend=simt card='the shim' shape=tiny sizes=64,130 batches=1,3 context=30 steps=3 reps=1 block=64 serve=fast_logit_512
+    small=32 sessions=3
     gap='100 --policy keydiff --rounds 1'
     tests=kn_vec
 else
     backend=cuda shape=qwen2.5-7b context=1024 steps=34 reps=5 block=4096 tests= gap=4096 serve=
-    sizes=512,768,4096,10000,18700 batches=1,8,32
+    sizes=512,768,4096,10000,18700 batches=1,8,32 small=32,128 sessions=8
     [ $quick = 0 ] || { sizes=512,4096 batches=1,32 reps=3; }
     card=$(nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
     [ -n "$card" ] || { echo "gpu.sh: nvidia-smi finds no GPU (--dry-run runs on the shim)"; exit 1; }
@@ -137,6 +138,8 @@ for type in f16 q4_0; do
     model=$work/$type.gguf
     step "model-$type" 60 "$bin/random_model" $shape $type "$model" || continue
     step "refresh-$type" 150 "$bin/bench_refresh" "$model" --backend $backend --n $sizes --reps $reps --block $block
+    [ $quick = 1 ] || # caches of several sessions: one after the other, and together
+        step "together-$type" 40 "$bin/bench_refresh" "$model" --backend $backend --n $small --sessions $sessions --reps $reps --block $block
     step "decode-$type" 90 "$bin/bench_decode" "$model" --backend $backend --batch $batches --context $context --steps $steps
     if [ $quick = 0 ] && [ $type = q4_0 ]; then # through the daemon's socket; and what a neighbour feels of a refresh
         step serve-$type 90 "$bin/backcast" bench -m "$model" --rounds 3 ${serve:+--only $serve}
@@ -234,6 +237,9 @@ awk -F, -v card="$card" -v dry=$dry '
         note = $7 == 512 && type == "f16" && (what in want) ? ($9 <= want[what] ? "goal met: " : "GOAL MISSED: ") want[what] " ms" : ""
         printf "%-6s %-24s %8d %10.3f %10s %8s  %s\n", type, "refresh " what, $7, $9, l ? sprintf("%.3f", l) : "-", l ? sprintf("%.2f", $9 / l) : "-", note
     }
+    file ~ /^together-/ && $8 + 0 > 0 {
+        printf "%-6s %-24s %8d %10.3f %10s %8s  %s\n", type, $7 " x " $5 "/" $6, $8, $11, "-", "-", sprintf("one after the other: %.3f, %.2f times that", $10, $12)
+    }
     file ~ /^decode-/ && $4 + 0 > 0 {
         part = bytes ? $9 * 1e9 / bytes : 0; goal = type == "f16" ? 0.8 : 0.65
         note = sprintf("%.0f tokens/s", $8) (part && $4 == 1 ? sprintf(", %.0f %% of bandwidth: %s", 100 * part, part >= goal ? "goal met" : "GOAL MISSED: " 100 * goal) : "")
@@ -243,7 +249,7 @@ awk -F, -v card="$card" -v dry=$dry '
     file ~ /^gap-/ && /ratio|worst_ms|step_ms/ { printf "%-6s %-40s %-9s %s\n", "gap", $2, $3, $4 }
     file == "torch" && $3 + 0 > 0 { printf "%-6s %-24s %8d %10.3f %10s %8s\n", "f16", "torch " $1 "/" $2, $3, $4, "-", "-" }
     file == "steps" { if (!steps++) print ""; printf "%-12s %4d s  %s\n", $1, $3, $2 }
-' $(ls "$out"/limits.log "$out"/refresh-*.log "$out"/decode-*.log "$out"/serve-*.log "$out"/gap-*.log "$out"/torch.log 2>/dev/null) "$out/steps" | tee "$out/table.txt"
+' $(ls "$out"/limits.log "$out"/refresh-*.log "$out"/together-*.log "$out"/decode-*.log "$out"/serve-*.log "$out"/gap-*.log "$out"/torch.log 2>/dev/null) "$out/steps" | tee "$out/table.txt"
 # The same as CSV, in the form of the other benches' results.
 {
     echo "commit,processor,threads,bench,case,figure,value"
