@@ -2,6 +2,7 @@
  *
  *      tile_class   TILE_FEW     attention_few.cu    at most 16 queries a sequence and KV head (decode), halves
  *                   TILE_MANY    attention_many.cu   more (prompts, scoring), halves
+ *                   TILE_*_WIDE  the same two        pools of bf16 and q8_0: made into halves on the way (attention_wide.cuh)
  *                   TILE_FLOAT   attention_f32.cu    pools of f32, odd head sizes */
 #include "attention.cuh"
 
@@ -19,7 +20,7 @@ static uint32_t splits_wanted(const struct cuda *c, enum tile_class which, uint3
                               uint32_t blocks)
 {
     uint32_t n = 2 * (uint32_t)c->n_sms / blocks;
-    if (which == TILE_FEW)
+    if (which == TILE_FEW || which == TILE_FEW_WIDE)
         return KN_MIN(n, KN_MIN(span / 64, KN_MAX(32u, span / 512)));
     return KN_MIN(n, KN_MIN(span / 256, 16u));
 }
@@ -73,10 +74,10 @@ static void run_class(struct cuda *c, const struct op_attention *o, enum tile_cl
     dim3 grid(n_tiles * a.parts, a.splits);
     if (which == TILE_FLOAT)
         attn_launch_f32(c, &a, grid);
-    else if (which == TILE_FEW)
-        attn_launch_few(c, &a, grid);
+    else if (which == TILE_FEW || which == TILE_FEW_WIDE)
+        attn_launch_few(c, &a, grid, which == TILE_FEW_WIDE);
     else
-        attn_launch_many(c, &a, grid, queries);
+        attn_launch_many(c, &a, grid, queries, which == TILE_MANY_WIDE);
 }
 
 void run_attention(struct cuda *c, const struct op *o)
@@ -84,7 +85,8 @@ void run_attention(struct cuda *c, const struct op *o)
     const struct op_attention *at = &o->u.attention;
     const struct dev_batch *b = &c->batch.view;
     const struct dev_tile *tiles = b->tiles;
-    bool of_halves = b->n_tiles[TILE_FLOAT] == 0;
+    bool of_halves = b->n_tiles[TILE_FLOAT] == 0 && b->n_tiles[TILE_FEW_WIDE] == 0 &&
+                     b->n_tiles[TILE_MANY_WIDE] == 0;
     size_t bytes = ((size_t)b->n_rows * at->n_heads * at->head_dim * 2 + 255) / 256 * 256;
     uint16_t *halves = NULL;
     if (of_halves && c->wanted.type == CUDA_R_16F && bytes <= c->scratch.x_bytes / 2)

@@ -205,8 +205,9 @@ DEV void splits_merge(const struct attn_args &a, const struct attn_work &w, uint
     }
 
 /* attention_few.cu, attention_many.cu, attention_f32.cu: a launch of the grid, and what there is to do at open. */
-void attn_launch_few(struct cuda *c, const struct attn_args *a, dim3 grid);
-void attn_launch_many(struct cuda *c, const struct attn_args *a, dim3 grid, uint32_t queries);
+void attn_launch_few(struct cuda *c, const struct attn_args *a, dim3 grid, bool wide);
+void attn_launch_many(struct cuda *c, const struct attn_args *a, dim3 grid, uint32_t queries,
+                      bool wide);
 void attn_launch_f32(struct cuda *c, const struct attn_args *a, dim3 grid);
 int attn_open_few(struct cuda *c);
 int attn_open_many(struct cuda *c);

@@ -1,4 +1,4 @@
-/* attention_f32.cu: attention in f32 throughout: pools of f32, and head sizes that are no multiple of 8. The same tiles,
+/* attention_f32.cu: attention in f32 throughout: pools of f32, and of any type with heads of no multiple of 8. The same tiles,
  * ranges and splits as attention.cu.
  *
  * A block has 16 queries, four a warp, and 32 keys at a time: lanes are keys for the scores (each adds its products in
@@ -29,9 +29,8 @@ DEV void rows_fill(const struct dev_seq &s, const uint8_t *run, uint32_t d, uint
         float v = 0.0f;
         if (j < end) {
             uint32_t slot = s.slots[j];
-            const uint8_t *row = run + (slot / KN_PAGE_ROWS) * s.stride;
-            size_t at = (size_t)(slot % KN_PAGE_ROWS) * d + col;
-            v = s.is_half ? h2f(((const half_t *)row)[at]) : ((const float *)row)[at];
+            const uint8_t *page = run + (slot / KN_PAGE_ROWS) * s.stride;
+            v = kv_value(s.type, page + slot % KN_PAGE_ROWS * kv_line_bytes(s.type, d), col);
         }
         to[r * (d + 1) + col] = v;
     }

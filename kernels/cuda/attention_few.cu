@@ -4,8 +4,9 @@
  *      ring   | K 0 | V 0 | K 1 |     16 keys or values each; two are on their way while one is worked on
  *               V 1   K 2   V 2 ...   a place is filled again as soon as it was read, no barrier but the warp's
  *
- * and at the end the warps' sums, in their rings, are put together in ascending order. */
-#include "attention_half.cuh"
+ * and at the end the warps' sums, in their rings, are put together in ascending order. WIDE: rows of bf16 or q8_0, which the
+ * warp unpacks when they are there. */
+#include "attention_wide.cuh"
 
 #define KEYS 16 /* of a step of a warp */
 #define RING 3
@@ -21,7 +22,7 @@ template <int D> struct few_shape {
 /* A warp's way through its keys: step i begins at first + i * stride. */
 struct few_keys {
     const uint8_t *k_run, *v_run;
-    uint32_t first, stride, end, steps, d;
+    uint32_t first, stride, end, steps, d, type;
 };
 
 /* Slot of the lane's key (lane % 16) of step i; past the end that of the last one. */
@@ -32,8 +33,9 @@ DEV uint32_t few_slot(const struct dev_seq &s, const struct few_keys &f, uint32_
 }
 
 /* Starts the copy of 16 rows, whose offsets lanes 0 .. 15 have, and closes its group; none: an empty group. */
-template <int D>
-DEV void few_copy(const uint8_t *run, uint64_t offset, uint32_t d, bool any, half_t *to)
+template <int D, bool WIDE>
+DEV void few_copy(const struct few_keys &f, const uint8_t *run, uint64_t offset, bool any,
+                  half_t *to)
 {
     constexpr uint32_t LANES = row_lanes<D>::N, ROWS = 32 / LANES;
     uint32_t lane = (uint32_t)lane_id(), col = lane % LANES * 8;
@@ -41,12 +43,21 @@ DEV void few_copy(const uint8_t *run, uint64_t offset, uint32_t d, bool any, hal
 #pragma unroll
         for (uint32_t r = 0; r < KEYS; r += ROWS) {
             uint64_t at = __shfl_sync(FULL_WARP, offset, (int)(r + lane / LANES));
-            if (col < D)
-                cpa16(to + (r + lane / LANES) * (D + 8) + col, run + at + (col < d ? col * 2 : 0),
-                      col < d);
+            half_t *row = to + (r + lane / LANES) * (D + 8);
+            if (WIDE)
+                wide_copy<D>(run, at, f.type, f.d, lane % LANES, row);
+            else if (col < D)
+                cpa16(row + col, run + at + (col < f.d ? col * 2 : 0), col < f.d);
         }
     }
     cpa_commit();
+}
+
+/* What has come to a place becomes halves. */
+template <int D> DEV void few_unpack(const struct few_keys &f, half_t *place)
+{
+    constexpr int LANES = row_lanes<D>::N, ROWS = 32 / LANES;
+    wide_unpack<D, ROWS, KEYS / ROWS>(f.type, f.d, place + lane_id() / LANES * (D + 8));
 }
 
 /* Sums, maximum and weight of the warp's queries to shared memory. */
@@ -105,8 +116,10 @@ DEV void few_join(const struct attn_args &a, const struct attn_work &w, const ha
     }
 }
 
-template <int D>
-__global__ void __launch_bounds__(few_shape<D>::WARPS * 32, BLOCKS_AT_ONCE(D > 128 ? 1 : 3))
+template <int D, bool WIDE>
+__global__ void __launch_bounds__(few_shape<D>::WARPS * 32, BLOCKS_AT_ONCE(D > 128          ? 1
+                                                                           : WIDE && D > 80 ? 2
+                                                                                            : 3))
     attn_few(struct attn_args a)
 {
     typedef few_shape<D> L;
@@ -116,26 +129,32 @@ __global__ void __launch_bounds__(few_shape<D>::WARPS * 32, BLOCKS_AT_ONCE(D > 1
     early_next();
     /* tiles and slots came with the pass, before any of its kernels; keys, values and queries are of the ones in front */
     const struct attn_work w = attn_work_of(a, 16);
-    const struct dev_seq s = a.b.seqs[w.tile.seq];
+    struct dev_seq s = a.b.seqs[w.tile.seq];
+    if (!WIDE)
+        s.type = KN_F16;
     struct few_keys f = {kv_run(s, 0, a.layer, 0, w.kv_head),
                          kv_run(s, 0, a.layer, 1, w.kv_head),
                          w.lo + (uint32_t)warp_id() * KEYS,
                          L::WARPS * KEYS,
                          w.hi,
                          0,
-                         a.d};
+                         a.d,
+                         s.type};
     if (f.first < f.end)
         f.steps = (f.end - f.first + f.stride - 1) / f.stride;
     uint32_t slot0 = few_slot(s, f, 0), slot = few_slot(s, f, 1);
     early_wait();
     if (w.idle)
         return;
-    uint64_t at = key_offset(s, slot0);
-    few_copy<D>(f.k_run, at, a.d, f.steps > 0, ring);
-    few_copy<D>(f.v_run, at, a.d, f.steps > 0, ring + L::PLACE);
-    at = key_offset(s, slot);
-    few_copy<D>(f.k_run, at, a.d, f.steps > 1, ring + 2 * L::PLACE);
-    queries_load<D, 16, L::WARPS * 32>(a, w, qs);
+    uint64_t at = key_offset<WIDE>(s, slot0);
+    few_copy<D, WIDE>(f, f.k_run, at, f.steps > 0, ring);
+    few_copy<D, WIDE>(f, f.v_run, at, f.steps > 0, ring + L::PLACE);
+    at = key_offset<WIDE>(s, slot);
+    few_copy<D, WIDE>(f, f.k_run, at, f.steps > 1, ring + 2 * L::PLACE);
+    if (WIDE)
+        wide_queries<D, 16, L::WARPS>(a, w, qs);
+    else
+        queries_load<D, 16, L::WARPS * 32>(a, w, qs);
     const uint2 seen[2] = {attn_range(a, w, (uint32_t)lane_id() / 4),
                            attn_range(a, w, (uint32_t)lane_id() / 4 + 8)};
     __syncthreads();
@@ -143,7 +162,10 @@ __global__ void __launch_bounds__(few_shape<D>::WARPS * 32, BLOCKS_AT_ONCE(D > 1
 #pragma unroll
     for (int k = 0; k < (L::Q_SHARED ? 0 : D / 16); k++)
         query_fragment<D>(q[L::Q_SHARED ? 0 : k], qs, k);
-    float o[1][D / 8][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
+    float o[1][D / 8][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f}, top = WIDE_LEAST;
+    float scale[2] = {a.scale, a.scale};
+    for (int r = 0; r < (WIDE ? 2 : 0); r++)
+        scale[r] = wide_query_scale<D>(qs, (uint32_t)lane_id() / 4 + 8 * r, a.scale);
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
         o[0][n][0] = o[0][n][1] = o[0][n][2] = o[0][n][3] = 0.0f;
@@ -153,37 +175,55 @@ __global__ void __launch_bounds__(few_shape<D>::WARPS * 32, BLOCKS_AT_ONCE(D > 1
         uint32_t p[1][KEYS / 16][4];
         slot = few_slot(s, f, i + 2);
         cpa_wait<RING - 1>();
+        if (WIDE)
+            few_unpack<D>(f, ring + place * L::PLACE);
         __syncwarp(); /* K is there */
         scores_make<D, 1, KEYS, L::Q_SHARED>(q, qs, ring + place * L::PLACE, sc);
+        if (WIDE)
+            wide_scores<D, KEYS>(ring + place * L::PLACE, sc[0]);
         __syncwarp(); /* and was read */
-        few_copy<D>(f.v_run, at, a.d, i + 1 < f.steps, ring + place * L::PLACE);
+        few_copy<D, WIDE>(f, f.v_run, at, i + 1 < f.steps, ring + place * L::PLACE);
         place = place == RING - 1 ? 0 : place + 1;
         if (start < w.tile.all_lo || start + KEYS > min(w.tile.all_hi, w.hi))
             scores_mask<KEYS>(start, make_uint2(seen[0].x, min(seen[0].y, w.hi)),
                               make_uint2(seen[1].x, min(seen[1].y, w.hi)), sc[0]);
-        softmax_step<D, KEYS>(a.scale, sc[0], m, l, o[0], p[0]);
-        at = key_offset(s, slot);
+        softmax_step<D, KEYS, !WIDE>(scale, sc[0], m, l, o[0], p[0]);
+        at = key_offset<WIDE>(s, slot);
         cpa_wait<RING - 1>();
+        if (WIDE)
+            few_unpack<D>(f, ring + place * L::PLACE);
         __syncwarp(); /* V is there */
+        if (WIDE)
+            wide_weights<D, KEYS>(ring + place * L::PLACE, sc[0], &top, o[0], p[0]);
         values_add<D, 1, KEYS>(p, ring + place * L::PLACE, o);
         __syncwarp();
-        few_copy<D>(f.k_run, at, a.d, i + 2 < f.steps, ring + place * L::PLACE);
+        few_copy<D, WIDE>(f, f.k_run, at, i + 2 < f.steps, ring + place * L::PLACE);
         place = place == RING - 1 ? 0 : place + 1;
     }
     cpa_wait<0>();
     __syncwarp();
+    if (WIDE)
+        sums_scale<D>(top, o[0]);
     few_leave<D>(w.n, m, l, o[0], (float *)ring, stats + warp_id() * 16);
     __syncthreads();
     few_join<D>(a, w, rings, stats);
     splits_merge<L::WARPS, 4, true>(a, w, (uint32_t *)qs);
 }
 
-void attn_launch_few(struct cuda *c, const struct attn_args *a, dim3 grid)
+void attn_launch_few(struct cuda *c, const struct attn_args *a, dim3 grid, bool wide)
 {
-#define LAUNCH_FEW(D)                                                                              \
-    KERNEL_EARLY(c, attn_few<D>, grid, dim3(few_shape<D>::WARPS * 32),                             \
+#define LAUNCH_FEW(D, WIDE)                                                                        \
+    KERNEL_EARLY(c, (attn_few<D, WIDE>), grid, dim3(few_shape<D>::WARPS * 32),                     \
                  (size_t)few_shape<D>::BYTES, *a)
-    HEAD_SWITCH(a->d, LAUNCH_FEW)
+#define OF_HALVES(D) LAUNCH_FEW(D, false)
+#define OF_OTHERS(D) LAUNCH_FEW(D, true)
+    if (wide) {
+        WIDE_SWITCH(a->d, OF_OTHERS)
+    } else {
+        HEAD_SWITCH(a->d, OF_HALVES)
+    }
+#undef OF_HALVES
+#undef OF_OTHERS
 #undef LAUNCH_FEW
 }
 
@@ -191,9 +231,13 @@ int attn_open_few(struct cuda *c)
 {
     static const int sizes[] = {16, 32, 64, 80, 96, 128, 256};
     bool ok = true;
-#define SMEM(D) ok = ok && kernel_smem(c, (const void *)attn_few<D>, few_shape<D>::BYTES)
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+#define SMEM(D) ok = ok && kernel_smem(c, (const void *)attn_few<D, false>, few_shape<D>::BYTES)
+#define SMEM_WIDE(D) ok = ok && kernel_smem(c, (const void *)attn_few<D, true>, few_shape<D>::BYTES)
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         HEAD_SWITCH(sizes[i], SMEM)
+        WIDE_SWITCH(sizes[i], SMEM_WIDE)
+    }
 #undef SMEM
+#undef SMEM_WIDE
     return ok ? KN_OK : KN_EDEVICE;
 }

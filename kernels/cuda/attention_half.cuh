@@ -29,10 +29,11 @@ template <int D> struct row_lanes {
     static constexpr int N = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : D <= 128 ? 16 : 32;
 };
 
-/* Byte from a run's start where the key or value of cache index j lies. */
-DEV uint64_t key_offset(const struct dev_seq &s, uint32_t slot)
+/* Byte from a run's start where the key or value of a slot lies. WIDE: of bf16 or q8_0 (attention_wide.cuh), else of halves. */
+template <bool WIDE> DEV uint64_t key_offset(const struct dev_seq &s, uint32_t slot)
 {
-    return (slot / KN_PAGE_ROWS) * (uint64_t)s.stride + slot % KN_PAGE_ROWS * s.head_dim * 2;
+    uint32_t bytes = WIDE ? kv_line_bytes(s.type, s.head_dim) : s.head_dim * 2;
+    return (slot / KN_PAGE_ROWS) * (uint64_t)s.stride + slot % KN_PAGE_ROWS * bytes;
 }
 
 /* Four neighbouring values of a row of d as halves; zeros outside. */
@@ -112,10 +113,10 @@ template <int BN> DEV void scores_mask(uint32_t start, uint2 range0, uint2 range
         }
 }
 
-/* Scores of 16 queries to weights in halves, as values_add takes them. The maximum m and the lane's share of the weight l
- * carry on, o is scaled to the new maximum; once that stands, nothing is. */
-template <int D, int BN>
-DEV void softmax_step(float scale, float (*sc)[4], float *m, float *l, float (*o)[4],
+/* Scores of 16 queries, times the lane's two queries' scales, to weights; PACK: in halves, as values_add takes them. The maximum
+ * m and the lane's share of the weight l carry on, o is scaled to the new maximum; once that stands, nothing is. */
+template <int D, int BN, bool PACK>
+DEV void softmax_step(const float *scale, float (*sc)[4], float *m, float *l, float (*o)[4],
                       uint32_t (*p)[4])
 {
     float c[2];
@@ -127,20 +128,20 @@ DEV void softmax_step(float scale, float (*sc)[4], float *m, float *l, float (*o
             top = fmaxf(top, fmaxf(sc[n][2 * r], sc[n][2 * r + 1]));
         top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
         top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
-        top = fmaxf(m[r], top * scale);
+        top = fmaxf(m[r], top * scale[r]);
         float base = top == -INFINITY ? 0.0f : top; /* a row that has seen nothing yet */
         c[r] = exp2_fast(m[r] - base);
         m[r] = top;
 #pragma unroll
         for (int n = 0; n < BN / 8; n++) {
-            sc[n][2 * r] = exp2_fast(fmaf(sc[n][2 * r], scale, -base));
-            sc[n][2 * r + 1] = exp2_fast(fmaf(sc[n][2 * r + 1], scale, -base));
+            sc[n][2 * r] = exp2_fast(fmaf(sc[n][2 * r], scale[r], -base));
+            sc[n][2 * r + 1] = exp2_fast(fmaf(sc[n][2 * r + 1], scale[r], -base));
             sum += sc[n][2 * r] + sc[n][2 * r + 1];
         }
         l[r] = fmaf(l[r], c[r], sum);
     }
 #pragma unroll
-    for (int k = 0; k < BN / 16; k++)
+    for (int k = 0; k < (PACK ? BN / 16 : 0); k++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float *pair = &sc[2 * k + (i >> 1)][2 * (i & 1)];

@@ -43,6 +43,7 @@ extern "C" {
 /* Queries of a block of attention_many.cu where it takes two fragments a warp, and which cards have the memory for it. */
 #define ATTN_QUERIES_PAIRED 128
 #define ATTN_PAIRED_SM 90
+#define ATTN_WIDE_LARGE_SM 80 /* attention_wide.cuh */
 /* kn.rows_read: 2 bytes of a weight against 2 operations a row, 4.5 TB/s against 700 TFLOP/s. kn.slice_us: about a decode
  * pass over 7 billion halves. */
 #define ROWS_READ 128
@@ -57,12 +58,12 @@ struct dev_seq {
     size_t stride;
     const uint32_t *slots;
     uint32_t n, n_layers, n_kv_heads, head_dim, d_hidden;
-    uint32_t is_half;
+    uint32_t type; /* enum kn_type */
 };
 
-/* Rows of one sequence that one block of attention takes together. Three kinds: few queries over halves (decode), many
- * over halves, and any number over f32. */
-enum tile_class { TILE_FEW, TILE_MANY, TILE_FLOAT, TILE_N };
+/* Rows of one sequence that one block of attention takes together: few queries over halves (decode), many over halves, the
+ * same over pages of bf16 or q8_0 (WIDE), and any number over f32. */
+enum tile_class { TILE_FEW, TILE_MANY, TILE_FEW_WIDE, TILE_MANY_WIDE, TILE_FLOAT, TILE_N };
 struct dev_tile {
     uint32_t row, n_rows, seq;
     uint32_t lo, hi; /* from the first index that a row sees to the last one */

@@ -136,9 +136,14 @@ static int longer_first(const void *a, const void *b)
 static enum tile_class class_of(const struct cuda *c, uint32_t seq, uint32_t n_rows)
 {
     const struct kn_kv *kv = c->batch.b->seqs[seq].kv;
+    bool few = n_rows * c->batch.group <= c->batch.queries[TILE_FEW];
     if (kv->type == KN_F32 || kv->head_dim % 8 != 0)
         return TILE_FLOAT;
-    return n_rows * c->batch.group <= c->batch.queries[TILE_FEW] ? TILE_FEW : TILE_MANY;
+    if (kv->type == KN_F16)
+        return few ? TILE_FEW : TILE_MANY;
+    if (few)
+        return TILE_FEW_WIDE;
+    return kv->head_dim > 128 && c->sm < ATTN_WIDE_LARGE_SM ? TILE_FLOAT : TILE_MANY_WIDE;
 }
 
 static struct dev_tile tile_make(const struct kn_batch *b, uint32_t row, uint32_t n_rows)
@@ -189,8 +194,9 @@ static void tiles_fill(struct cuda *c)
 {
     struct batch *b = &c->batch;
     struct dev_tile *tiles = (struct dev_tile *)(b->host + b->tiles_at);
-    b->queries[TILE_FEW] = b->queries[TILE_FLOAT] = 16;
+    b->queries[TILE_FEW] = b->queries[TILE_FEW_WIDE] = b->queries[TILE_FLOAT] = 16;
     b->queries[TILE_MANY] = queries_many(c);
+    b->queries[TILE_MANY_WIDE] = b->head_dim > 128 ? 32 : 64;
     for (int i = 0; i < TILE_N; i++) {
         b->view.n_tiles[i] = tiles_of(c, (enum tile_class)i, tiles);
         tiles += b->view.n_tiles[i];

@@ -328,6 +328,7 @@ kn_cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t wh
     c->waits = &c->nobodys; /* opening may take long */
     c->pub.slice_us = SLICE_US;
     c->pub.rows_read = ROWS_READ;
+    c->pub.kv_types = 1u << KN_BF16 | 1u << KN_Q8_0;
     int code = options_check(c, opt, why, why_len);
     if (code != KN_OK) {
         parts_close(c);

@@ -14,7 +14,7 @@ struct dev_seq dev_seq_of(const struct kn_kv *kv)
     s.n_kv_heads = kv->n_kv_heads;
     s.head_dim = kv->head_dim;
     s.d_hidden = kv->d_hidden;
-    s.is_half = kv->type == KN_F16;
+    s.type = kv->type;
     return s;
 }
 
@@ -29,22 +29,22 @@ __global__ void __launch_bounds__(128)
     uint32_t slot = b.slots[row], d = s.head_dim, width = s.n_kv_heads * d;
     for (uint32_t part = 0; part < 2; part++) {
         const float *from = (part ? v : k) + (size_t)row * width;
-        if (d % 8 == 0 && s.is_half) { /* eight values are 16 bytes, and of one head */
+        if (s.type == KN_Q8_0) { /* a warp a head */
+            for (uint32_t head = (uint32_t)warp_id(); head < s.n_kv_heads; head += 4)
+                q8_line_put(from + head * d, d, kv_row(s, slot, layer, part, head));
+            continue;
+        }
+        if (d % 8 == 0 && s.type != KN_F32) { /* eight values are 16 bytes, and of one head */
             for (uint32_t i = threadIdx.x * 8; i < width; i += 128 * 8) {
                 float4 lo = *(const float4 *)(from + i), hi = *(const float4 *)(from + i + 4);
                 uint8_t *to = kv_row(s, slot, layer, part, i / d) + (i % d) * 2;
-                *(uint4 *)to = make_uint4(pack2(lo.x, lo.y), pack2(lo.z, lo.w), pack2(hi.x, hi.y),
-                                          pack2(hi.z, hi.w));
+                *(uint4 *)to = make_uint4(kv_pair(s.type, lo.x, lo.y), kv_pair(s.type, lo.z, lo.w),
+                                          kv_pair(s.type, hi.x, hi.y), kv_pair(s.type, hi.z, hi.w));
             }
             continue;
         }
-        for (uint32_t i = threadIdx.x; i < width; i += 128) {
-            uint8_t *to = kv_row(s, slot, layer, part, i / d);
-            if (s.is_half)
-                ((half_t *)to)[i % d] = f2h(from[i]);
-            else
-                ((float *)to)[i % d] = from[i];
-        }
+        for (uint32_t i = threadIdx.x; i < width; i += 128)
+            kv_value_put(s.type, kv_row(s, slot, layer, part, i / d), i % d, from[i]);
     }
 }
 
@@ -76,14 +76,6 @@ void cuda_kv_write(struct kn *kn, const struct kn_batch *b, uint32_t layer, cons
 
 /* ---- hidden rows ---- */
 
-/* kn_kv_scale_for: the power of two that brings a row's largest magnitude to [2^14, 2^15). */
-DEV float hidden_scale_for(float max_abs)
-{
-    uint32_t e = __float_as_uint(max_abs) >> 23 & 255u;
-    uint32_t s = e == 255 ? 127 : e < 15 ? 1 : e - 14;
-    return __uint_as_float(s << 23);
-}
-
 /* One block a row of d values. */
 __global__ void __launch_bounds__(256) hidden_write(struct dev_batch b, const float *x, uint32_t d)
 {
@@ -93,7 +85,7 @@ __global__ void __launch_bounds__(256) hidden_write(struct dev_batch b, const fl
     const float *from = x + (size_t)row * d;
     if (s.d_hidden == 0)
         return;
-    if (!s.is_half) {
+    if (!kv_hidden_is_half(s)) {
         float *to = (float *)kv_hidden(s, slot);
         for (uint32_t i = threadIdx.x; i < d; i += 256)
             to[i] = from[i];
@@ -109,7 +101,7 @@ __global__ void __launch_bounds__(256) hidden_write(struct dev_batch b, const fl
 #pragma unroll
     for (int i = 0; i < 8; i++)
         m = fmaxf(m, part[i]);
-    float scale = hidden_scale_for(m), inverse = 1.0f / scale; /* powers of two: exact */
+    float scale = row_scale_for(m), inverse = power_inverse(scale);
     half_t *to = (half_t *)kv_hidden(s, slot);
     for (uint32_t i = threadIdx.x; i < d; i += 256)
         to[i] = f2h(from[i] * inverse);
@@ -151,14 +143,15 @@ __global__ void __launch_bounds__(128)
     uint32_t row = blockIdx.x, slot = row_slots[row], i = blockIdx.y * 128 + threadIdx.x;
     struct dev_seq s = b.seqs[b.seq[row]];
     float *to = out + (size_t)row * d;
-    float scale = s.is_half ? *kv_hidden_scale(s, slot) : 1.0f;
+    float scale = kv_hidden_is_half(s) ? *kv_hidden_scale(s, slot) : 1.0f;
     const uint8_t *from = kv_hidden(s, slot);
     if (d % 4 == 0) {
         if (i >= d / 4)
             return;
         ((float4 *)to)[i] = kv_hidden4(s, from, i, scale);
     } else if (i < d) {
-        to[i] = s.is_half ? h2f(((const half_t *)from)[i]) * scale : ((const float *)from)[i];
+        to[i] = kv_hidden_is_half(s) ? h2f(((const half_t *)from)[i]) * scale
+                                     : ((const float *)from)[i];
     }
 }
 
@@ -193,7 +186,6 @@ void cuda_hidden_read(struct kn *kn, const struct kn_batch *b, const uint32_t *r
 __global__ void __launch_bounds__(64) row_copy(struct dev_seq s, uint32_t dst, uint32_t src)
 {
     uint32_t runs = s.n_layers * 2 * s.n_kv_heads, run = blockIdx.x;
-    uint32_t elem = s.is_half ? 2 : 4;
     const uint8_t *from;
     uint8_t *to;
     uint32_t bytes;
@@ -201,12 +193,12 @@ __global__ void __launch_bounds__(64) row_copy(struct dev_seq s, uint32_t dst, u
         uint32_t head = run % s.n_kv_heads, part = run / s.n_kv_heads % 2;
         from = kv_row(s, src, run / s.n_kv_heads / 2, part, head);
         to = kv_row(s, dst, run / s.n_kv_heads / 2, part, head);
-        bytes = s.head_dim * elem;
+        bytes = kv_line_bytes(s.type, s.head_dim);
     } else {
         from = kv_hidden(s, src);
         to = kv_hidden(s, dst);
-        bytes = s.d_hidden * elem;
-        if (s.is_half && threadIdx.x == 0)
+        bytes = s.d_hidden * (kv_hidden_is_half(s) ? 2 : 4);
+        if (kv_hidden_is_half(s) && threadIdx.x == 0)
             *kv_hidden_scale(s, dst) = *kv_hidden_scale(s, src);
     }
     if (bytes % 16 == 0)
@@ -234,9 +226,8 @@ __global__ void __launch_bounds__(128)
 {
     uint32_t d = s.head_dim, width = s.n_kv_heads * d, slot = slots[blockIdx.x];
     for (uint32_t i = threadIdx.x; i < width; i += 128) {
-        const uint8_t *from = kv_row(s, slot, layer, 0, i / d);
         out[(size_t)blockIdx.x * width + i] =
-            s.is_half ? h2f(((const half_t *)from)[i % d]) : ((const float *)from)[i % d];
+            kv_value(s.type, kv_row(s, slot, layer, 0, i / d), i % d);
     }
 }
 
@@ -261,13 +252,33 @@ void cuda_keys_read(struct kn *kn, const struct kn_seq *s, uint32_t layer, uint3
 
 /* ---- renumbering ---- */
 
+/* One key of q8_0, by a warp: its blocks are scaled anew. key: room for its values. */
+DEV void q8_turn(const struct kn_rope &r, const float *angles, uint8_t *line, float *key)
+{
+    uint32_t pairs = r.n_rot / 2;
+    for (uint32_t i = (uint32_t)lane_id(); i < r.head_dim; i += 32)
+        key[i] = kv_value(KN_Q8_0, line, i);
+    __syncwarp();
+    for (uint32_t i = (uint32_t)lane_id(); i < pairs; i += 32) {
+        uint32_t at = r.style == KN_ROPE_PAIRS ? 2 * i : i;
+        uint32_t to = r.style == KN_ROPE_PAIRS ? 2 * i + 1 : i + pairs;
+        float x = key[at], y = key[to], sine = angles[i], cosine = angles[pairs + i];
+        key[at] = x * cosine - y * sine;
+        key[to] = x * sine + y * cosine;
+    }
+    __syncwarp();
+    q8_line_put(key, r.head_dim, line);
+    __syncwarp();
+}
+
 /* One block a cached token: its keys of all layers and heads are turned from position from[token] to first + token (kn_turn.h).
- * A thread reads and writes whole pairs, so keys are turned in place. */
+ * A thread reads and writes whole pairs, so keys are turned in place; those of q8_0 by warps. */
 __global__ void __launch_bounds__(128)
     kv_rotate(struct dev_seq s, struct kn_rope r, const uint32_t *slots, const int32_t *from,
               uint32_t first)
 {
-    DYN_SMEM(float, angles); /* [n_rot / 2] sines, then cosines */
+    DYN_SMEM(float, keys); /* q8_0: one a warp; then the angles: [n_rot / 2] sines, cosines */
+    float *angles = keys + (s.type == KN_Q8_0 ? 4 * s.head_dim : 0);
     int32_t was = from[blockIdx.x], is = (int32_t)(first + blockIdx.x);
     uint32_t pairs = r.n_rot / 2, slot = slots[blockIdx.x];
     if (was == is)
@@ -279,23 +290,22 @@ __global__ void __launch_bounds__(128)
         sincospif((float)turns, &angles[i], &angles[pairs + i]);
     }
     __syncthreads();
+    if (s.type == KN_Q8_0) {
+        for (uint32_t k = (uint32_t)warp_id(); k < s.n_layers * s.n_kv_heads; k += 4)
+            q8_turn(r, angles, kv_row(s, slot, k / s.n_kv_heads, 0, k % s.n_kv_heads),
+                    keys + warp_id() * s.head_dim);
+        return;
+    }
     uint32_t all = s.n_layers * s.n_kv_heads * pairs;
     for (uint32_t k = threadIdx.x; k < all; k += 128) {
         uint32_t i = k % pairs, head = k / pairs % s.n_kv_heads, layer = k / pairs / s.n_kv_heads;
         uint32_t at = r.style == KN_ROPE_PAIRS ? 2 * i : i;
         uint32_t to = r.style == KN_ROPE_PAIRS ? 2 * i + 1 : i + pairs;
         uint8_t *key = kv_row(s, slot, layer, 0, head);
-        float *f = (float *)key, sine = angles[i], cosine = angles[pairs + i];
-        half_t *h = (half_t *)key;
-        float x = s.is_half ? h2f(h[at]) : f[at], y = s.is_half ? h2f(h[to]) : f[to];
-        float turned_x = x * cosine - y * sine, turned_y = x * sine + y * cosine;
-        if (s.is_half) {
-            h[at] = f2h(turned_x);
-            h[to] = f2h(turned_y);
-        } else {
-            f[at] = turned_x;
-            f[to] = turned_y;
-        }
+        float sine = angles[i], cosine = angles[pairs + i];
+        float x = kv_value(s.type, key, at), y = kv_value(s.type, key, to);
+        kv_value_put(s.type, key, at, x * cosine - y * sine);
+        kv_value_put(s.type, key, to, x * sine + y * cosine);
     }
 }
 
@@ -304,13 +314,13 @@ void cuda_kv_rotate(struct kn *kn, const struct kn_seq *s, const struct kn_rope 
 {
     struct cuda *c = cuda_of(kn);
     const uint32_t piece = SIDE_MAX / 2 / sizeof(uint32_t); /* slots and positions, both good */
+    size_t smem = (r->n_rot + (s->kv->type == KN_Q8_0 ? 4 * r->head_dim : 0)) * sizeof(float);
     kn_assert(r->norm == NULL && r->n_heads == s->kv->n_kv_heads && r->head_dim == s->kv->head_dim);
     capture_flush(c);
     for (uint32_t at = 0; at < s->n; at += piece) {
         uint32_t n = KN_MIN(piece, s->n - at);
         const uint32_t *slots = (const uint32_t *)side_push(c, s->slots + at, n * sizeof *slots);
         const int32_t *was = (const int32_t *)side_push(c, from + at, n * sizeof *was);
-        KERNEL(c, kv_rotate, dim3(n), dim3(128), r->n_rot * sizeof(float), dev_seq_of(s->kv), *r,
-               slots, was, at);
+        KERNEL(c, kv_rotate, dim3(n), dim3(128), smem, dev_seq_of(s->kv), *r, slots, was, at);
     }
 }

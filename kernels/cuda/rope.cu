@@ -89,63 +89,63 @@ DEV void pairs_store(float *x, enum kn_rope_style style, uint32_t pairs, const f
     }
 }
 
-/* The same as halves. */
+/* The same as halves or bf16. */
 template <bool VEC>
-DEV void pairs_store_half(half_t *x, enum kn_rope_style style, uint32_t pairs, const float2 *v)
+DEV void pairs_store_narrow(uint32_t type, uint8_t *page, enum kn_rope_style style, uint32_t pairs,
+                            const float2 *v)
 {
 #pragma unroll
     for (int i = 0; i < PER_LANE; i += 2) {
         uint32_t p = pair_index(i);
         if (VEC && p < pairs && style == KN_ROPE_PAIRS) {
-            *(uint2 *)(x + 2 * p) =
-                make_uint2(pack2(v[i].x, v[i].y), pack2(v[i + 1].x, v[i + 1].y));
+            *(uint2 *)(page + 4 * p) =
+                make_uint2(kv_pair(type, v[i].x, v[i].y), kv_pair(type, v[i + 1].x, v[i + 1].y));
         } else if (VEC && p < pairs) {
-            *(uint32_t *)(x + p) = pack2(v[i].x, v[i + 1].x);
-            *(uint32_t *)(x + p + pairs) = pack2(v[i].y, v[i + 1].y);
+            *(uint32_t *)(page + 2 * p) = kv_pair(type, v[i].x, v[i + 1].x);
+            *(uint32_t *)(page + 2 * (p + pairs)) = kv_pair(type, v[i].y, v[i + 1].y);
         } else if (!VEC) {
             for (int k = i; k < i + 2; k++)
                 if (p + (k - i) < pairs) {
                     uint2 at = pair_at(style, pairs, p + (k - i));
-                    x[at.x] = f2h(v[k].x);
-                    x[at.y] = f2h(v[k].y);
+                    kv_value_put(type, page, at.x, v[k].x);
+                    kv_value_put(type, page, at.y, v[k].y);
                 }
         }
     }
 }
 
 /* A head's values to their page. */
-template <bool VEC> DEV void values_copy(const float *x, uint32_t d, bool is_half, uint8_t *page)
+template <bool VEC> DEV void values_copy(const float *x, uint32_t d, uint32_t type, uint8_t *page)
 {
+    if (type == KN_Q8_0) {
+        q8_line_put(x, d, page);
+        return;
+    }
     for (uint32_t i = (uint32_t)lane_id() * 4; i < d; i += 128)
         if (VEC) {
             float4 v = *(const float4 *)(x + i);
-            if (is_half)
-                *(uint2 *)(page + i * 2) = make_uint2(pack2(v.x, v.y), pack2(v.z, v.w));
-            else
+            if (type == KN_F32)
                 *(float4 *)(page + i * 4) = v;
+            else
+                *(uint2 *)(page + i * 2) =
+                    make_uint2(kv_pair(type, v.x, v.y), kv_pair(type, v.z, v.w));
         } else {
             for (uint32_t k = i; k < min(i + 4, d); k++)
-                if (is_half)
-                    ((half_t *)page)[k] = f2h(x[k]);
-                else
-                    ((float *)page)[k] = x[k];
+                kv_value_put(type, page, k, x[k]);
         }
 }
 
 /* Dims first .. d of a key to its page, by the lanes that made them. */
-DEV void rest_copy(const float *x, uint32_t first, uint32_t d, bool is_half, uint8_t *page)
+DEV void rest_copy(const float *x, uint32_t first, uint32_t d, uint32_t type, uint8_t *page)
 {
     for (uint32_t i = first + (uint32_t)lane_id(); i < d; i += 32)
-        if (is_half)
-            ((half_t *)page)[i] = f2h(x[i]);
-        else
-            ((float *)page)[i] = x[i];
+        kv_value_put(type, page, i, x[i]);
 }
 
 /* One head in place; page: where it goes besides, NULL: nowhere. */
 template <bool VEC>
 DEV void head_turn(const struct kn_rope &r, const float *sines, const float *cosines, float *x,
-                   uint8_t *page, bool is_half)
+                   uint8_t *page, uint32_t type)
 {
     uint32_t pairs = r.n_rot / 2;
     float2 v[PER_LANE];
@@ -175,11 +175,16 @@ DEV void head_turn(const struct kn_rope &r, const float *sines, const float *cos
     pairs_store<VEC>(x, r.style, pairs, v);
     if (!page)
         return;
-    if (is_half)
-        pairs_store_half<VEC>((half_t *)page, r.style, pairs, v);
-    else
+    if (type == KN_Q8_0) { /* blocks are of neighbours, which other lanes have made */
+        __syncwarp();
+        q8_line_put(x, r.head_dim, page);
+        return;
+    }
+    if (type == KN_F32)
         pairs_store<VEC>((float *)page, r.style, pairs, v);
-    rest_copy(x, r.n_rot, r.head_dim, is_half, page);
+    else
+        pairs_store_narrow<VEC>(type, page, r.style, pairs, v);
+    rest_copy(x, r.n_rot, r.head_dim, type, page);
 }
 
 template <bool VEC> __global__ void __launch_bounds__(WARPS * 32, 4) rope(struct rope_args a)
@@ -211,14 +216,14 @@ template <bool VEC> __global__ void __launch_bounds__(WARPS * 32, 4) rope(struct
             head -= set.r[n].n_heads;
         if (n == set.n) { /* a value */
             values_copy<VEC>(set.kv.v + ((size_t)row * set.kv.n_heads + head) * set.kv.d, set.kv.d,
-                             s.is_half, kv_row(s, slot, set.kv.layer, 1, head));
+                             s.type, kv_row(s, slot, set.kv.layer, 1, head));
             continue;
         }
         const struct kn_rope &r = set.r[n];
         float *x = set.x[n] + ((size_t)row * r.n_heads + head) * r.head_dim;
         bool is_key = set.kv.v && set.kv.k == set.x[n];
         head_turn<VEC>(r, sines, cosines, x, is_key ? kv_row(s, slot, set.kv.layer, 0, head) : NULL,
-                       is_key && s.is_half);
+                       is_key ? s.type : (uint32_t)KN_F32);
     }
 }
 

@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(128) row_scores(struct row_args a)
     const uint8_t *k = kv_row(a.s, a.s.slots[j], a.layer, 0, head / a.group);
     float sum = 0.0f;
     for (uint32_t i = 0; i < d; i++)
-        sum = fmaf(q[i], a.s.is_half ? h2f(((const half_t *)k)[i]) : ((const float *)k)[i], sum);
+        sum = fmaf(q[i], kv_value(a.s.type, k, i), sum);
     a.scores[(size_t)blockIdx.y * a.s.n + j] = sum * a.scale;
 }
 

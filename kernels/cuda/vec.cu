@@ -40,7 +40,7 @@ template <bool PAGES> DEV void norm_row_find(const struct norm_in &in, uint32_t 
     uint32_t slot = in.slots[row];
     ret->s = in.b.seqs[in.b.seq[row]];
     ret->page = kv_hidden(ret->s, slot);
-    ret->scale = ret->s.is_half ? *kv_hidden_scale(ret->s, slot) : 1.0f;
+    ret->scale = kv_hidden_is_half(ret->s) ? *kv_hidden_scale(ret->s, slot) : 1.0f;
 }
 
 template <bool PAGES> DEV float4 norm_load(const norm_row &r, uint32_t i)

@@ -24,14 +24,14 @@ static void check_rows(const float *got, uint32_t first, uint32_t n)
 {
     size_t width = (size_t)world.n_heads * world.s.d;
     float top = kc_max_abs(world.v, (size_t)world.s.n * world.s.n_kv * world.s.d);
-    double tol = (world.s.type == KN_F16 ? (double)KC_HALVES : 5e-6) * (double)top;
+    double tol = (world.s.type != KN_F32 ? (double)KC_HALVES : 5e-6) * (double)top;
     for (size_t i = 0; i < n * width; i++) {
         size_t row = first + i / width;
         bool blind = world.lo[row] == world.hi[row];
         if (!(fabs((double)got[i] - want[first * width + i]) <= (blind ? 0 : tol)))
             fail_msg("%s: %s, d %u, kv heads %u, group %u, n %u: row %zu [%u, %u) value %zu is "
                      "%.9g, expected %.9g",
-                     kd_label(), world.s.type == KN_F16 ? "f16" : "f32", world.s.d, world.s.n_kv,
+                     kd_label(), kn_kv_type_find(world.s.type)->name, world.s.d, world.s.n_kv,
                      world.s.group, world.s.n, row, world.lo[row], world.hi[row], i % width,
                      (double)got[i], want[first * width + i]);
     }

@@ -12,13 +12,14 @@ static struct turned_case {
 static void check_values(struct kn *kn, const struct kn_seq *seq, const float *v, uint32_t n_kv)
 {
     uint32_t lo[8], hi[8], zeros[8] = {0}, d = seq->kv->head_dim;
-    float q[8 * 2 * 128] = {0}, got[8 * 2 * 128];
+    float q[8 * 2 * 128] = {0}, got[8 * 2 * 128], want[8 * 2 * 128];
     for (uint32_t r = 0; r < seq->n; r++)
         hi[r] = (lo[r] = r) + 1;
     struct kn_batch b = {seq->n, 1, (int32_t *)zeros, (int32_t *)zeros, zeros, lo, hi, NULL, seq};
     kc_attention(kn, &b, (struct kc_queries){0, n_kv, 1.0f, q}, got);
-    kc_near(kd_label(), got, v, (size_t)seq->n * n_kv * d, 1.0f,
-            seq->kv->type == KN_F16 ? KC_HALVES : 0.0f);
+    kc_stored(seq->kv->type, v, (size_t)seq->n * n_kv * d, want);
+    kc_near(kd_label(), got, want, (size_t)seq->n * n_kv * d, 1.0f,
+            seq->kv->type == KN_F32 ? 0.0f : KC_HALVES);
 }
 
 /* A layer's queries and keys turn and its rows go to their pages: in one pass, where these are one launch, to the bit what each
@@ -33,7 +34,7 @@ static void check_turned(struct kn *kn)
     float *q = kc_floats(1, n_q, 1.0f), *k = kc_floats(2, n_k, 1.0f), *v = kc_floats(3, n_k, 1.0f);
     float *gain = kc_floats(4, t.d, 1.0f), inv_freq[D_MAX / 2];
     static float q_out[2][ROWS * HEADS * D_MAX], k_out[2][ROWS * N_KV * D_MAX],
-        stored[ROWS * N_KV * D_MAX];
+        stored[ROWS * N_KV * D_MAX], rounded[ROWS * N_KV * D_MAX];
     for (uint32_t i = 0; i < t.n_rot / 2; i++)
         inv_freq[i] = (float)pow(10000.0, -2.0 * i / t.n_rot);
     float *d_inv = kc_up(kn, inv_freq, t.n_rot / 2 * sizeof(float));
@@ -70,10 +71,8 @@ static void check_turned(struct kn *kn)
         kn->ops->download(kn, q_out[together], dq, n_q * sizeof(float));
         kn->ops->download(kn, k_out[together], dk, n_k * sizeof(float));
         kn->ops->keys_read(kn, &seq, 0, 0, ROWS, stored);
-        for (size_t i = 0; i < n_k; i++) {
-            float want = k_out[together][i], off = fabsf(stored[i] - want);
-            assert_true(off <= (t.type == KN_F16 ? fmaxf(fabsf(want), 6.2e-5f) / 2048 : 0.0f));
-        }
+        kc_stored(t.type, k_out[together], n_k, rounded);
+        kc_same(kd_label(), stored, rounded, n_k);
         check_values(kn, &seq, v, N_KV);
         kc_drop(kn, dq, n_q * sizeof(float));
         kc_drop(kn, dk, n_k * sizeof(float));
@@ -95,8 +94,9 @@ static void rotations_and_writes_share_a_launch(void **state)
 {
     (void)state;
     static const struct turned_case cases[] = {
-        {128, 128, KN_F16, 0}, {64, 64, KN_F16, 1}, {128, 64, KN_F16, 6}, {96, 80, KN_F32, 3},
-        {12, 10, KN_F32, 5},   {12, 10, KN_F16, 2}, {64, 64, KN_F32, 4},
+        {128, 128, KN_F16, 0}, {64, 64, KN_F16, 1},    {128, 64, KN_F16, 6}, {96, 80, KN_F32, 3},
+        {12, 10, KN_F32, 5},   {12, 10, KN_F16, 2},    {64, 64, KN_F32, 4},  {128, 96, KN_BF16, 1},
+        {20, 14, KN_BF16, 2},  {128, 128, KN_Q8_0, 0}, {64, 64, KN_Q8_0, 5}, {96, 38, KN_Q8_0, 2},
     };
     for (size_t i = 0; i < KC_LEN(cases); i++) {
         turned_case = cases[i];

@@ -55,8 +55,10 @@ static void check_world(const struct kca_world *w)
         struct kn_seq seq;
         if (!kc_has_kv(kn, w->s.type, w->s.d))
             continue;
+        if (kc_is_device(kn) && w->s.type != KN_F32 && w->s.type != KN_F16)
+            continue; /* test_cuda_kv has them, with less of the shim's time */
         kca_pool(w, &pool, kn, &seq);
-        bool rounds = kc_is_device(kn) && w->s.type == KN_F16;
+        bool rounds = kc_is_device(kn) && w->s.type != KN_F32;
         struct kn_batch b = kca_batch(w, &seq, 0, w->n_rows);
         kc_attention(kn, &b, (struct kc_queries){1, w->n_heads, w->scale, w->q}, got);
         for (size_t k = 0; k < n_out; k++) {

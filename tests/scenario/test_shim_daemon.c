@@ -135,6 +135,52 @@ static void halves_keep_what_the_cpu_keeps(void **state)
     }
 }
 
+/* Pages of bf16 and q8_0 hold the same bytes here as on the CPU, but for what products in halves change. */
+static void other_kv_types_keep_what_the_cpu_keeps(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *kv_type; /* heads of q8_0 must have 32 values */
+    } cases[] = {{"tiny-llama-q4_1.gguf", "bf16"}, {"tiny-qwen3.gguf", "q8_0"}};
+    static const char *const policies[] = {"counter_causal", "counter_causal_fast"};
+    static struct shim_answer a[2];
+    int32_t ids[96];
+    ids_make(ids, 96, 5);
+    for (size_t m = 0; m < ARRAY_LEN(cases); m++) {
+        struct dh *d[2] = {shim_start("simt", cases[m].model, NULL),
+                           shim_start("cpu", cases[m].model, NULL)};
+        backcast *c[2] = {dh_connect(d[0]), dh_connect(d[1])};
+        for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
+            struct backcast_session_options so = answer_budget(policies[i], 64);
+            so.kv_type = cases[m].kv_type;
+            so.keep_tokens = 48;
+            so.frozen_tokens = 2;
+            so.recent_tokens = 6;
+            for (int k = 0; k < 2; k++) {
+                shim_ask(c[k], &so, ids, 96, 8, &a[k]);
+                assert_string_equal(a[k].a.reason, "length");
+                assert_int_equal(a[k].a.n_ids, 8);
+            }
+            double part = overlap(&a[0], &a[1]);
+            if (part < 44.0 / 48)
+                fail_msg("%s, %s: %.1f %% of the kept rows are the same", so.kv_type, policies[i],
+                         100 * part);
+            answer_free(&a[0].a);
+            answer_free(&a[1].a);
+        }
+        struct backcast_session_options whole = answer_budget("none", 0);
+        whole.kv_type = cases[m].kv_type;
+        for (int k = 0; k < 2; k++)
+            shim_ask(c[k], &whole, ids, 40, 8, &a[k]);
+        assert_true(answer_equal(&a[0].a, &a[1].a));
+        for (int k = 0; k < 2; k++) {
+            answer_free(&a[k].a);
+            backcast_disconnect(&c[k]);
+            dh_stop(&d[k]);
+        }
+    }
+}
+
 /* ---- no GPU ---- */
 
 static void a_gpu_that_is_not_there_is_an_error(void **state)
@@ -313,6 +359,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(texts_are_the_goldens),
         cmocka_unit_test(picked_tokens_depend_on_nobody),
         cmocka_unit_test(halves_keep_what_the_cpu_keeps),
+        cmocka_unit_test(other_kv_types_keep_what_the_cpu_keeps),
         cmocka_unit_test(a_full_device_is_one_requests_error),
         cmocka_unit_test(a_dead_device_ends_the_process),
         cmocka_unit_test(a_hung_device_ends_the_process),
