@@ -20,10 +20,10 @@ processor=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1 | tr -d 
 export PYTHONPATH="$PWD/$out/python${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$out"
 
-# bench,case,figure,value lines -> $out/$1.csv
+# bench,case,figure,value lines, without the headers of those who print one -> $out/$1.csv
 collect() {
     { echo "commit,processor,threads,bench,case,figure,value"
-      awk -v p="$commit,$processor,$threads," '/^[a-z_]+,/ { print p $0 }'; } >"$out/$1.csv.new"
+      awk -v p="$commit,$processor,$threads," '/^[a-z_]+,/ && !/^bench,case,/ { print p $0 }'; } >"$out/$1.csv.new"
     mv "$out/$1.csv.new" "$out/$1.csv"
 }
 
