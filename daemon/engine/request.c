@@ -50,11 +50,14 @@ static int check_whole(const struct session *s, const struct evict_params *p, ui
 }
 
 /* The pages of a prompt that is pruned only when all of it is in; without a place for them now, when
- * others have given what it takes. */
+ * others have given what it takes; and in the pass, too, where rows must leave pages of others so that
+ * the prompt stays under the session's ceiling. */
 static int reserve_whole(struct engine *en, struct session *s, const struct evict_params *p,
                          uint32_t n, struct err *e)
 {
-    if (p->trigger != EVICT_ON_PREFILL_END || !pressure_fits(en, s, n))
+    uint64_t pages = seqcache_pages(s->cache) + (uint64_t)seqcache_pages_needed(s->cache, n);
+    bool tight = s->budget_bytes > 0 && pages * pool_page_bytes(s->pool) > s->budget_bytes;
+    if (p->trigger != EVICT_ON_PREFILL_END || tight || !pressure_fits(en, s, n))
         return BC_OK;
     return seqcache_reserve(s->cache, n, e);
 }

@@ -127,6 +127,42 @@ static void both_go_on_as_if_nothing_had_been(void **state)
         }
 }
 
+static void one_prompt_a_pass(struct engine_options *o, void *arg)
+{
+    apply(o, arg);
+    o->max_rows = 64;
+}
+
+/* Slots of shared pages that are free to nobody count against the budget: a prompt that is reserved as a whole gets by without,
+ * also while it waits for its first pass. */
+static void a_whole_prompt_stays_under_the_ceiling(void **state)
+{
+    (void)state;
+    struct eh *h = eh_open("tiny-llama.gguf", one_prompt_a_pass, NULL);
+    struct eh_ask ask = {.policy = "counter_causal_fast",
+                         .trigger = "prefill_end",
+                         .budget_tokens = 232,
+                         .keep = 100};
+    struct generate_options o = eh_greedy(40);
+    uint64_t s = eh_session(h, &ask), twin = eh_session(h, &ask);
+    turn(h, s, 0, 46);
+    turn(h, twin, 0, 46);
+    uint64_t both[2] = {s, fork_of(h, s)};
+    assert_int_equal(seqcache_count(of(h, s)->cache),
+                     85); /* in 2 pages; 135 more in 2 of 4, not in 3 */
+    eh_forget(h, twin);
+    eh_ids(h, twin, prompt + 400, 134, &o);
+    eh_run_to_end(h, twin);
+    eh_forget(h, s);
+    for (int i = 0; i < 2; i++)
+        eh_post_ids(h, both[i], prompt + 400, 134, &o);
+    for (int i = 0; i < 2; i++) {
+        eh_run_to_end(h, both[i]);
+        equal(h, twin, both[i], "whole");
+    }
+    eh_close(&h);
+}
+
 /* An answer that was cut goes on in both. */
 static void a_pending_token_is_in_both(void **state)
 {
@@ -231,6 +267,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_go_on_as_if_nothing_had_been),
+        cmocka_unit_test(a_whole_prompt_stays_under_the_ceiling),
         cmocka_unit_test(a_pending_token_is_in_both),
         cmocka_unit_test(one_that_is_away_comes_back_first),
         cmocka_unit_test(what_is_not_forked),
