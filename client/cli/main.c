@@ -12,16 +12,17 @@ static const struct command_row commands[] = {
      "the\n"
      "figures go to stderr. Where no daemon listens, a private one is started for the life of the\n"
      "command. Ctrl-C cancels the answer, a second one ends the command. With --json: one event a\n"
-     "line. With --name of a session that is there, its budget becomes the one that is given; "
-     "what\n"
-     "else it was opened with cannot change: another value is an error.",
+     "line. A session of --name that is there gets the --budget and --keep-tokens that are given;\n"
+     "what else it was opened with cannot change: another value is an error.",
      cmd_run},
     {"chat", OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_START, 0, 0,
      "[options]", "a conversation",
      "A line is a message; a backslash at its end goes on with the next line. /help lists the\n"
      "commands inside. With --name the conversation stays in the daemon and can be taken up "
      "again:\n"
-     "what it said last is shown first, between two lines that say so (--json: \"replay\":true).",
+     "what it said last is shown first, between two lines that say so (--json: \"replay\":true).\n"
+     "It gets the --budget and --keep-tokens that are given; what else it was opened with cannot\n"
+     "change: another value is an error.",
      cmd_chat},
     {"ls", OPT_LINK, 0, 0, "", "who holds what: the sessions", "", cmd_ls},
     {"stat", OPT_LINK, 0, 1, "[SESSION]", "the daemon, or one session, in full", "", cmd_stat},
