@@ -154,7 +154,7 @@ static int budget_apply(const struct args *a, backcast *c, backcast_session *s)
         return CLI_FINE;
     backcast_session_info(s, &was);
     if (bytes == 0 && tokens == 0)
-        bytes = was.budget_bytes; /* the same, with another keep */
+        tokens = was.budget_tokens; /* the same, with another keep */
     int rc = backcast_session_budget(s, bytes, tokens, keep);
     if (rc < 0) {
         say_failure(c, rc, "budget");

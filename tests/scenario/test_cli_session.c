@@ -117,6 +117,12 @@ static void options_meet_the_session(void **state)
     CHECK(0, NULL, "budget of 128 tokens now", "run", socket_opt, "--raw", "-N", "3", "--name",
           "meet", "-b", "128t", "-p", "sliding_window", "oak");
     CHECK(0, "budget 128", NULL, "stat", socket_opt, "meet");
+    CHECK(0, NULL, "budget of 100 tokens now", "run", socket_opt, "--raw", "-N", "3", "--name",
+          "meet", "-b", "100t", "-k", "60", "oak");
+    CHECK(0, NULL, "budget of 100 tokens now, keep 50", "run", socket_opt, "--raw", "-N", "3",
+          "--name", "meet", "-k", "50", "oak");
+    CHECK(0, NULL, "budget of 128 tokens now", "run", socket_opt, "--raw", "-N", "3", "--name",
+          "meet", "-b", "128t", "oak");
     CHECK(1, NULL, "other values: --policy none (it has sliding_window);", "run", socket_opt,
           "--raw", "-N", "3", "--name", "meet", "-p", "none", "oak");
     CHECK(1, NULL, "other values: --kv-type q8_0 (it has f16);", "run", socket_opt, "--raw", "-N",
