@@ -18,6 +18,7 @@
 #define CPU_ROWS 16             /* rows of x that are staged together */
 #define CPU_K_BLOCKS 64         /* 32-blocks that one q8 call takes at most */
 #define CPU_K_BYTES 16384       /* of four groups of float weights that one call takes at most */
+#define CPU_AHEAD_ROWS 4        /* rows from which q8_tile.ahead is asked for */
 #define CPU_FLOAT_GROUPS 4      /* groups that are taken side by side, at most */
 
 /* 32 columns of CPU_ROWS staged rows, quantised by rule 1 of kn_int8.h. A row block of x is an
@@ -106,6 +107,8 @@ struct q8_tile {
     const void *x; /* [n_blocks] of struct act_block, or if `wide` of struct act_wide */
     bool wide;
     uint32_t row, n_rows;    /* rows of x's row block; row + n_rows <= CPU_ROWS */
+    const uint8_t *ahead;    /* read later: to be asked for meanwhile */
+    size_t ahead_step;       /* bytes of it a block; 0: none */
     float *acc;              /* of row `row` */
     size_t acc_stride;       /* floats from a row to the next */
     struct tile_room *tiles; /* the thread's, or NULL */

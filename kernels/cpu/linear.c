@@ -82,8 +82,18 @@ void products_end(struct kn_cpu *c, unsigned thread)
         c->mat->end(&c->tiles[thread]);
 }
 
+/* Where the bytes lie that one row block asks for while it multiplies: AHEAD_BYTES behind those that it reads. One to three rows
+ * read as fast as the hardware expects, and its own guess is better; several row blocks: see struct ahead. */
+#define AHEAD_BYTES 8192
+
+static size_t ahead_step(const struct kn_weight *w, const struct dot *d, uint32_t n_blocks)
+{
+    bool one_block = d->row % CPU_ROWS + d->n_rows <= CPU_ROWS;
+    return one_block && d->n_rows >= CPU_AHEAD_ROWS ? w->group_bytes / n_blocks : 0;
+}
+
 /* The group behind one that many rows meet comes nearer meanwhile, a piece a row block: otherwise the first of those
- * rows waits for memory. For few rows the hardware's own guess is better. */
+ * rows waits for memory. */
 struct ahead {
     const uint8_t *at, *end;
     size_t piece;
@@ -119,12 +129,14 @@ static void dot_q8(struct kn_cpu *c, unsigned thread, const struct dot *d)
                         .m = w->format->has_min ? room->m : NULL,
                         .wide = c->wide,
                         .acc_stride = d->acc_stride,
+                        .ahead_step = ahead_step(w, d, s->n_blocks),
                         .tiles = c->tiles ? &c->tiles[thread] : NULL};
     for (uint32_t b = 0; b < s->n_blocks; b += CPU_K_BLOCKS) {
         t.n_blocks = KN_MIN((uint32_t)CPU_K_BLOCKS, s->n_blocks - b);
         t.codes = pack_codes(w, d->group, b);
         struct scale_src src = pack_scales(w, d->group, b, t.n_blocks);
         c->mat->scales(&src, room->d, room->m);
+        t.ahead = pack_group(w, d->group) + AHEAD_BYTES + b * t.ahead_step;
         for (uint32_t r = d->row; r < d->row + d->n_rows; r += t.n_rows) {
             t.row = r % CPU_ROWS;
             t.n_rows = KN_MIN(CPU_ROWS - t.row, d->row + d->n_rows - r);

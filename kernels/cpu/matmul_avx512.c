@@ -107,6 +107,8 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
     for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
         __m512i w[8];
         __m512 d[2], m[2];
+        if (n >= CPU_AHEAD_ROWS && first == 0)
+            ahead_ask(t, b);
         codes_load(k.codes, codes, table, w);
 #pragma GCC unroll 2
         for (unsigned s = 0; s < k.n_sub; s++) {

@@ -17,6 +17,14 @@ struct kind {
     bool wide; /* activations of 16 bits */
 };
 
+/* Asks for what will be read some blocks later. */
+INLINE void ahead_ask(const struct q8_tile *t, uint32_t block)
+{
+    const uint8_t *p = t->ahead + block * t->ahead_step;
+    for (size_t i = 0; i < t->ahead_step; i += 64)
+        __builtin_prefetch(p + i, 0, 3);
+}
+
 /* Calls run(kind, t) with the kind of t's form and activations as a constant. */
 #define KIND_SWITCH(t, run)                                                                        \
     if ((t)->wide) {                                                                               \
