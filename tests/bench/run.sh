@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh BUILD [STEP...]: every measurement, into build/bench/: a CSV a step, results.csv of them all, table.md beside the
 # peer, plots. Steps: setup ops engine refresh torch gap serve limits peer report, by default; peer_avx2, keep. `keep` copies what
-# is there into tests/bench/results and docs/plots. About ten minutes on two quiet cores, without building the peer.
+# is there into tests/bench/results and docs/plots. Eleven minutes on two quiet cores, without building the peer.
 #
 #   commit,processor,threads,bench,case,figure,value
 set -eu
