@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh BUILD [STEP...]: every measurement, into build/bench/: a CSV a step, results.csv of them all, table.md beside the
-# peer, plots. Steps: setup ops engine refresh torch gap serve limits peer report, by default; peer_avx2, keep. `keep` copies what
+# peer, plots. Steps: setup ops engine refresh torch gap serve limits peer crowd report, by default; peer_avx2, keep. `keep` copies what
 # is there into tests/bench/results and docs/plots. Eleven minutes on two quiet cores, without building the peer.
 #
 #   commit,processor,threads,bench,case,figure,value
@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 build=${1:?usage: run.sh BUILD [STEP...]}
 shift
-steps=${*:-setup ops engine refresh torch gap serve limits peer report}
+steps=${*:-setup ops engine refresh torch gap serve limits peer crowd report}
 bin=$build/bin
 out=build/bench
 threads=$(nproc)
@@ -75,6 +75,12 @@ step_peer() {
     [ ! -f "$out/peer_raw.csv" ] || python3 tests/bench/peer_llama.py --table "$out/peer_raw.csv" --csv | collect peer
 }
 
+# Two programs on the same cores.
+step_crowd() {
+    python3 tests/bench/crowd.py "$model" --ours "$bin/bench_engine" --threads "$threads" | collect crowd
+    [ "$(wc -l <"$out/crowd.csv")" -gt 1 ] || echo "no comparison with the peer in a crowd" >&2
+}
+
 # What both do without AVX-512. Builds the peer once more.
 step_peer_avx2() {
     tests/bench/setup.sh "$out/python-avx2" avx2
@@ -87,7 +93,7 @@ step_peer_avx2() {
 
 step_report() {
     first=1
-    for f in ops engine refresh torch gap serve limits peer peer_avx2 quality; do
+    for f in ops engine refresh torch gap serve limits peer peer_avx2 crowd quality; do
         [ -f "$out/$f.csv" ] || continue
         tail -n "+$first" "$out/$f.csv"
         first=2
