@@ -8,6 +8,7 @@
  *     not tell
  */
 #include <string.h>
+#include <unistd.h>
 #include "watch.h"
 
 #define LIST_MAX 600
@@ -130,17 +131,21 @@ static int options_compare(const struct args *a, const struct backcast_stats *st
     return CLI_FINE;
 }
 
-/* The session of that name, if there is one, is what was asked for. Before anybody attaches: an answer that nobody waits for goes on. */
+/* The session that an attach would find, if there is one, is what was asked for. Before anybody attaches: an answer that nobody waits
+ * for goes on. */
 static int session_check(const struct args *a, backcast *c)
 {
     struct backcast_stats st;
+    unsigned others;
     int rc = backcast_stats(c, &st);
 
     if (rc < 0) {
         say_failure(c, rc, "session");
         return CLI_FAILED;
     }
-    const struct backcast_session_stat *s = stats_named(&st, a->session.name);
+    const struct backcast_session_stat *s = stats_named(&st, a->session.name, &others);
+    if (others > 1 || (others == 1 && geteuid() == 0))
+        s = NULL; /* none but administrators see what is not theirs: who else sees one is in a user namespace, where numbers differ */
     return s != NULL ? options_compare(a, &st, s) : CLI_FINE;
 }
 

@@ -56,7 +56,7 @@ enum option_group {
     OPT_SESSION = 8,   /* what a session is opened with */
     OPT_GENERATE = 16, /* how an answer is made */
     OPT_PROMPT = 32,   /* run and chat: --raw, --system */
-    OPT_START = 64,    /* the private daemon */
+    OPT_START = 64,    /* the private daemon, or none */
     OPT_KEEP = 128,    /* --keep-tokens alone */
     OPT_PULL = 256,
     OPT_TOKENIZE = 512,
@@ -67,6 +67,7 @@ enum option_group {
     OPT_FILE = 16384,
     OPT_BENCH = 32768,
     OPT_MAP = 65536,
+    OPT_PRIVATE = 131072, /* of OPT_START: what a private daemon is started with */
 };
 
 struct command_row {
@@ -136,26 +137,27 @@ struct link {
     backcast *c;
     struct private_daemon *own; /* NULL: a daemon was listening */
 };
-/* Connects; where `may_start` and nobody listens, starts a private daemon and says so. Prints its own
- * sentence on failure. Returns a cli_exit. */
+/* Connects; where `may_start` and nobody listens, starts a private daemon and says so. Where somebody does, options of a private one
+ * are refused. Prints its own sentence on failure. Returns a cli_exit. */
 int link_open(struct link *ret, const struct args *a, bool may_start);
 void link_close(struct link *l);
 /* Entries of a listing; NULL: there is none. */
 const struct backcast_session_stat *stats_session(const struct backcast_stats *st, uint64_t id);
-const struct backcast_session_stat *stats_named(const struct backcast_stats *st,
-                                                const char *name); /* this user's */
+/* This user's session of that name (*ret_others 0), else the last of the others', which an administrator sees, and how many there are. */
+const struct backcast_session_stat *stats_named(const struct backcast_stats *st, const char *name,
+                                                unsigned *ret_others);
 const struct backcast_model_stat *stats_model(const struct backcast_stats *st, const char *name);
 /* Asks for the listing: the entry of a session, until the next call on c; NULL: *ret_rc < 0, it failed; 0, it has none. */
 const struct backcast_session_stat *session_look(backcast *c, uint64_t id, int *ret_rc);
-/* A session by its name, else by its number ("#12" is always the number); prints a sentence if there is none, or if the name is that
- * of several users' sessions, none of them this one's. */
-bool session_find(backcast *c, const char *text, uint64_t *ret);
-/* A command about one session, the first argument: connects, finds it, acts. Returns a cli_exit. */
-typedef int session_act(struct args *a, backcast *c, uint64_t id);
+/* A session by its name, else by its number ("#12" is always the number): its entry, until the next listing on c. NULL: there is none, or
+ * the name is that of several users' sessions, none of them this one's; a sentence has said so. */
+const struct backcast_session_stat *session_find(backcast *c, const char *text);
+/* A command about one session, the first argument: connects, finds it (s: as session_find), acts. Returns a cli_exit. */
+typedef int session_act(struct args *a, backcast *c, const struct backcast_session_stat *s);
 int session_do(struct args *a, session_act *act);
 struct tok;
-/* The vocabulary of the session's model, if this user can read its file; its policy into policy[len]. */
-struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len);
+/* The vocabulary of the session's model; NULL: this user cannot read its file. */
+struct tok *session_tok(backcast *c, uint64_t id);
 
 /* ---- cmd_list.c */
 struct json;

@@ -19,8 +19,7 @@
 
 #define HISTORY_LINES 1000
 #define MESSAGE_BYTES_MAX (16u << 20)
-#define AGAIN_MS 15000    /* for a daemon that was restarted */
-#define LAST_WORD_MS 2000 /* between the end of a session and that of its daemon */
+#define AGAIN_MS 15000 /* for a daemon that was restarted */
 
 struct chat_ui {
     struct args *a;
@@ -427,7 +426,7 @@ static void inside_run(struct chat_ui *ui, const char *text)
 
 /* ---- the conversation */
 
-/* The daemon is gone, but the session has a name: it may come back with the next one. */
+/* The daemon is gone, but the session is durable: it comes back with the next one. */
 static int talk_again(struct chat_ui *ui)
 {
     const char *name = ui->a->session.name;
@@ -447,20 +446,10 @@ static int talk_again(struct chat_ui *ui)
     ui->quit = true;
     ui->exit = CLI_FAILED;
     if (rc == 0)
-        say("the daemon that is there now does not know %s: only --durable sessions outlive theirs",
-            name);
+        say("the daemon that is there now does not know %s", name);
     else
-        say("`backcast chat --name %s` goes on with it, if it is durable, once a daemon is there",
-            name);
+        say("`backcast chat --name %s` goes on with it once a daemon is there", name);
     return CLI_FAILED;
-}
-
-/* A daemon that stops closes its sessions before the connection. */
-static bool connection_is_over(struct chat_ui *ui)
-{
-    struct backcast_event ev;
-
-    return backcast_next(ui->w.c, &ev, ui->w.closed ? LAST_WORD_MS : 0) < 0;
 }
 
 static void talk(struct chat_ui *ui)
@@ -473,14 +462,13 @@ static void talk(struct chat_ui *ui)
         } else if (text[0] != '\0') {
             int rc = watch_send(&ui->w, ui->a->raw ? NULL : "user", text, strlen(text),
                                 &ui->a->generate);
-            if (rc == CLI_FAILED && ui->a->session.name != NULL && ui->link.own == NULL &&
-                connection_is_over(ui))
+            if (rc == CLI_FAILED && ui->w.durable && watch_is_over(&ui->w))
                 rc = talk_again(ui);
             interrupt_reset();
             if (rc == CLI_FAILED && !ui->tty) /* nobody is there to try again */
                 ui->exit = CLI_FAILED;
-            if (rc == CLI_FAILED && connection_is_over(ui)) {
-                ui->quit = true; /* the connection is over */
+            if (rc == CLI_FAILED && watch_is_over(&ui->w)) {
+                ui->quit = true;
                 ui->exit = CLI_FAILED;
             }
         }

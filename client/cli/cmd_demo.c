@@ -36,7 +36,7 @@ struct turn { /* one question to one session */
     size_t len;
     char examples[EXAMPLES][160];
     uint64_t example_tokens[EXAMPLES];
-    uint32_t tokens_in, tokens_out, prunes;
+    uint32_t tokens_in, tokens_out, steps, prunes; /* steps: end_steps */
     uint64_t dropped, prune_micros, prefill_micros, decode_micros;
     char reason[16];
 };
@@ -159,6 +159,7 @@ static int end_seen(struct demo *d, struct player *p, const struct backcast_even
         line_show(d, p, p->line_len);
     p->now->tokens_in = ev->end.tokens_in;
     p->now->tokens_out = ev->end.tokens_out;
+    p->now->steps = end_steps(ev);
     p->now->prefill_micros = ev->end.prefill_micros;
     p->now->decode_micros = ev->end.decode_micros;
     snprintf(p->now->reason, sizeof(p->now->reason), "%s", ev->end.reason);
@@ -281,7 +282,7 @@ static void answers_print(const struct demo *d)
 }
 
 struct sums {
-    uint64_t in, out, prunes, dropped, prune_us, prefill_us, decode_us;
+    uint64_t in, out, steps, prunes, dropped, prune_us, prefill_us, decode_us;
 };
 
 static struct sums sums_of(const struct player *p)
@@ -291,6 +292,7 @@ static struct sums sums_of(const struct player *p)
         const struct turn *t = &p->turns[q];
         s.in += t->tokens_in;
         s.out += t->tokens_out;
+        s.steps += t->steps;
         s.prunes += t->prunes;
         s.dropped += t->dropped;
         s.prune_us += t->prune_micros;
@@ -319,7 +321,7 @@ static void report_print(const struct demo *d)
         printf("%-6s %9llu %10llu %11llu %10llu %10u %23s %10s %8s %8.1f\n", p->tag,
                (unsigned long long)s.in, (unsigned long long)s.out, (unsigned long long)s.dropped,
                (unsigned long long)s.prunes, p->cached, change, bytes_text(p->held_after, h), ms,
-               s.decode_us > 0 ? (double)s.out * 1e6 / (double)s.decode_us : 0.0);
+               s.decode_us > 0 ? (double)s.steps * 1e6 / (double)s.decode_us : 0.0);
     }
     puts("bytes before -> after: live rows at the last refresh; held: pages of the cache now");
 }

@@ -247,22 +247,11 @@ static void models_print(const struct backcast_stats *st)
     }
 }
 
-static int stat_one(const struct link *l, struct args *a)
+static int stat_act(struct args *a, backcast *c, const struct backcast_session_stat *s)
 {
-    uint64_t id;
-    int rc;
-
-    if (!session_find(l->c, a->rest[0], &id))
-        return CLI_FAILED;
-    const struct backcast_session_stat *s = session_look(l->c, id, &rc);
-    if (s == NULL) {
-        if (rc < 0)
-            say_failure(l->c, rc, "stat");
-        else
-            say("stat: there is no session %s", a->rest[0]);
-        return CLI_FAILED;
-    }
     struct json j = json_start(stdout);
+
+    (void)c;
     if (a->json)
         session_json(&j, s);
     else
@@ -274,13 +263,13 @@ int cmd_stat(struct args *a)
 {
     struct link l;
     struct backcast_stats st;
-    int rc = link_open(&l, a, false);
 
+    if (a->n_rest > 0)
+        return session_do(a, stat_act);
+    int rc = link_open(&l, a, false);
     if (rc != CLI_FINE)
         return rc;
-    if (a->n_rest > 0) {
-        rc = stat_one(&l, a);
-    } else if ((rc = backcast_stats(l.c, &st)) < 0) {
+    if ((rc = backcast_stats(l.c, &st)) < 0) {
         say_failure(l.c, rc, "stat");
         rc = CLI_FAILED;
     } else if (a->json) {

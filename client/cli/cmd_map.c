@@ -70,14 +70,17 @@ static int map_show(const struct args *a, const struct map *m, uint64_t id)
     return CLI_FINE;
 }
 
-static int map_act(struct args *a, backcast *c, uint64_t id)
+static int map_act(struct args *a, backcast *c, const struct backcast_session_stat *s)
 {
     struct map m;
     struct backcast_score *rows = NULL;
-    char policy[64] = "";
+    uint64_t id = s->id;
+    char policy[64];
     size_t n = 0;
     int rc = CLI_FAILED;
-    struct tok *t = session_tok(c, id, policy, sizeof(policy));
+
+    snprintf(policy, sizeof(policy), "%s", s->policy);
+    struct tok *t = session_tok(c, id);
     int err = t != NULL ? backcast_map_by_id(c, id, &rows, &n) : 0;
 
     if (t == NULL) {

@@ -26,8 +26,13 @@ static int run_session(const struct link *l, struct args *a, const char *text, s
         rc = watch_send(&w, "system", a->system, strlen(a->system), &a->generate);
     }
     w.silent = false;
-    if (rc == CLI_FINE)
+    if (rc == CLI_FINE) {
         rc = watch_send(&w, a->raw ? NULL : "user", text, len, &a->generate);
+        if (rc == CLI_FAILED && w.durable && w.taken && watch_is_over(&w))
+            say("the daemon has gone: the next one goes on with the answer (`backcast chat --name "
+                "%s` shows it)",
+                a->session.name);
+    }
     watch_close(&w);
     if (a->session.name == NULL)
         backcast_session_close(&s);

@@ -40,8 +40,9 @@ static int after_print(const struct args *a, backcast *c, uint64_t id, const cha
     return CLI_FINE;
 }
 
-static int budget_act(struct args *a, backcast *c, uint64_t id)
+static int budget_act(struct args *a, backcast *c, const struct backcast_session_stat *s)
 {
+    uint64_t id = s->id;
     int err =
         backcast_budget_by_id(c, id, a->budget.bytes, a->budget.tokens, a->session.keep_tokens);
     if (err < 0)
@@ -65,9 +66,10 @@ static uint32_t tokens_cached(backcast *c, uint64_t id)
     return s != NULL ? s->tokens : 0;
 }
 
-static int prune_act(struct args *a, backcast *c, uint64_t id)
+static int prune_act(struct args *a, backcast *c, const struct backcast_session_stat *s)
 {
-    uint32_t before = tokens_cached(c, id);
+    uint64_t id = s->id;
+    uint32_t before = s->tokens;
     int err = backcast_prune_by_id(c, id, a->session.keep_tokens);
     if (err < 0)
         return call_failed(c, err, "prune");
@@ -80,9 +82,10 @@ int cmd_prune(struct args *a)
     return session_do(a, prune_act);
 }
 
-static int close_act(struct args *a, backcast *c, uint64_t id)
+static int close_act(struct args *a, backcast *c, const struct backcast_session_stat *s)
 {
     struct json j = json_start(stdout);
+    uint64_t id = s->id;
     int err = backcast_close_by_id(c, id);
     if (err < 0)
         return call_failed(c, err, "close");
@@ -101,9 +104,10 @@ int cmd_close(struct args *a)
     return session_do(a, close_act);
 }
 
-static int save_act(struct args *a, backcast *c, uint64_t id)
+static int save_act(struct args *a, backcast *c, const struct backcast_session_stat *s)
 {
     struct json j = json_start(stdout);
+    uint64_t id = s->id;
     int err = backcast_save_by_id(c, id, a->rest[1]);
     if (err < 0)
         return call_failed(c, err, "save");
@@ -142,7 +146,7 @@ int cmd_restore(struct args *a)
     return rc;
 }
 
-struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
+struct tok *session_tok(backcast *c, uint64_t id)
 {
     struct backcast_stats st;
     struct gguf *g = NULL;
@@ -153,7 +157,6 @@ struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
     const struct backcast_session_stat *s = stats_session(&st, id);
     if (s == NULL)
         return NULL;
-    snprintf(policy, len, "%s", s->policy);
     const struct backcast_model_stat *m = stats_model(&st, s->model);
     if (m != NULL && gguf_open(&g, m->path, NULL) == BC_OK) {
         tok_open(&t, g, NULL);
@@ -162,13 +165,13 @@ struct tok *session_tok(backcast *c, uint64_t id, char *policy, size_t len)
     return t;
 }
 
-static int fork_act(struct args *a, backcast *c, uint64_t id)
+static int fork_act(struct args *a, backcast *c, const struct backcast_session_stat *s)
 {
-    backcast_session *s;
-    int err = backcast_fork_by_id(c, id, a->rest[1], &s);
+    backcast_session *made;
+    int err = backcast_fork_by_id(c, s->id, a->rest[1], &made);
     if (err < 0)
         return call_failed(c, err, "fork");
-    return after_print(a, c, backcast_session_id(s), "is made");
+    return after_print(a, c, backcast_session_id(made), "is made");
 }
 
 int cmd_fork(struct args *a)
@@ -176,12 +179,15 @@ int cmd_fork(struct args *a)
     return session_do(a, fork_act);
 }
 
-static int scores_act(struct args *a, backcast *c, uint64_t id)
+static int scores_act(struct args *a, backcast *c, const struct backcast_session_stat *s)
 {
     struct backcast_score *rows = NULL;
-    char policy[64] = "";
+    uint64_t id = s->id;
+    char policy[64];
     size_t n = 0;
-    struct tok *t = session_tok(c, id, policy, sizeof(policy));
+
+    snprintf(policy, sizeof(policy), "%s", s->policy);
+    struct tok *t = session_tok(c, id);
     int err = backcast_scores_by_id(c, id, &rows, &n);
     if (err == 0)
         scores_print(a, rows, n, t, policy);

@@ -40,6 +40,25 @@ static int start_own(struct link *l, const struct args *a)
     return CLI_FINE;
 }
 
+/* The daemon that listens has settings of its own: an answer made with others than were asked for is none. */
+static bool private_asked(const struct args *a, const backcast *c)
+{
+    char list[80] = "";
+    const char *name;
+    unsigned n = 0;
+
+    while ((name = args_given(a, OPT_PRIVATE, n)) != NULL) {
+        size_t len = strlen(list);
+        snprintf(list + len, sizeof(list) - len, "%s--%s", n++ > 0 ? ", " : "", name);
+    }
+    if (n > 0)
+        say("a daemon listens (%s), and %s %s for a private one: leave %s out, or give %s to that "
+            "daemon",
+            backcast_daemon_version(c), list, n == 1 ? "is" : "are", n == 1 ? "it" : "them",
+            n == 1 ? "it" : "them");
+    return n > 0;
+}
+
 int link_open(struct link *ret, const struct args *a, bool may_start)
 {
     struct link l = {NULL, NULL};
@@ -59,6 +78,10 @@ int link_open(struct link *ret, const struct args *a, bool may_start)
         say_failure(NULL, rc, "connect");
         if (rc == BACKCAST_ECLOSED)
             say("the daemon ended, or was stopped, just now: try again when it is back");
+        return CLI_FAILED;
+    }
+    if (private_asked(a, l.c)) {
+        link_close(&l);
         return CLI_FAILED;
     }
     *ret = l;
@@ -90,21 +113,23 @@ const struct backcast_session_stat *stats_session(const struct backcast_stats *s
     return NULL;
 }
 
-const struct backcast_session_stat *stats_named(const struct backcast_stats *st, const char *name)
+const struct backcast_session_stat *stats_named(const struct backcast_stats *st, const char *name,
+                                                unsigned *ret_others)
 {
     const struct backcast_session_stat *other = NULL;
-    unsigned others = 0;
 
+    *ret_others = 0;
     for (size_t i = 0; i < st->n_sessions; i++) {
         if (strcmp(st->sessions[i].name, name) != 0)
             continue;
-        if (st->sessions[i].uid == geteuid())
+        if (st->sessions[i].uid == geteuid()) {
+            *ret_others = 0;
             return &st->sessions[i];
+        }
         other = &st->sessions[i];
-        others++;
+        ++*ret_others;
     }
-    /* a user namespace has other numbers than the daemon, which shows no one but administrators what is not theirs */
-    return others == 1 && geteuid() != 0 ? other : NULL;
+    return other;
 }
 
 const struct backcast_model_stat *stats_model(const struct backcast_stats *st, const char *name)
@@ -123,58 +148,40 @@ const struct backcast_session_stat *session_look(backcast *c, uint64_t id, int *
     return *ret_rc < 0 ? NULL : stats_session(&st, id);
 }
 
-/* The session that is called so: this user's own, or else the last of the others', and how many these are. */
-static uint64_t named(const struct backcast_stats *st, const char *name, unsigned *ret_others)
+const struct backcast_session_stat *session_find(backcast *c, const char *text)
 {
-    const struct backcast_session_stat *own = stats_named(st, name);
-    uint64_t id = own != NULL ? own->id : 0;
-
-    *ret_others = 0;
-    for (size_t i = 0; own == NULL && i < st->n_sessions; i++)
-        if (strcmp(st->sessions[i].name, name) == 0) {
-            id = st->sessions[i].id;
-            ++*ret_others;
-        }
-    return id;
-}
-
-bool session_find(backcast *c, const char *text, uint64_t *ret)
-{
+    const struct backcast_session_stat *s = NULL;
     struct backcast_stats st;
     unsigned others = 0;
-    uint64_t id = 0;
-    int rc = text[0] != '#' ? backcast_stats(c, &st) : 0;
+    int rc = backcast_stats(c, &st);
 
     if (rc < 0) {
         say_failure(c, rc, "sessions");
-        return false;
+        return NULL;
     }
     if (text[0] != '#')
-        id = named(&st, text, &others);
+        s = stats_named(&st, text, &others);
     if (others > 1) {
         say("%u users have a session that is called '%s': give its number, #N (backcast ls)",
             others, text);
-        return false;
+        return NULL;
     }
-    if (id == 0)
-        id = number_of(text);
-    if (id == 0) {
+    if (s == NULL)
+        s = stats_session(&st, number_of(text));
+    if (s == NULL)
         say("no session has the name or number '%s' (backcast ls)", text);
-        return false;
-    }
-    *ret = id;
-    return true;
+    return s;
 }
 
 int session_do(struct args *a, session_act *act)
 {
     struct link l;
-    uint64_t id;
     int rc = link_open(&l, a, false);
 
     if (rc != CLI_FINE)
         return rc;
-    rc = session_find(l.c, a->rest[0], &id) ? act(a, l.c, id) : CLI_FAILED;
+    const struct backcast_session_stat *s = session_find(l.c, a->rest[0]);
+    rc = s != NULL ? act(a, l.c, s) : CLI_FAILED;
     link_close(&l);
     return rc;
 }

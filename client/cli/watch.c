@@ -5,29 +5,25 @@
 #include "json.h"
 #include "watch.h"
 
-#define DRAIN_MS 30 /* a reply and the record that goes with it take two ways */
+#define DRAIN_MS 30       /* a reply and the record that goes with it take two ways */
+#define LAST_WORD_MS 2000 /* between the end of a session and that of its daemon */
 #define HELD_BYTES_MAX (1u << 20)
-
-/* The model's file as the daemon names it. */
-static char *model_path(backcast *c, const char *model)
-{
-    struct backcast_stats st;
-
-    if (backcast_stats(c, &st) < 0)
-        return NULL;
-    const struct backcast_model_stat *m = stats_model(&st, model);
-    return m != NULL ? strdup(m->path) : NULL;
-}
 
 int watch_open(struct watch *w, const struct link *l, backcast_session *s, const struct args *a)
 {
     struct backcast_session_info info;
+    struct backcast_stats st;
+    const char *path = NULL;
 
-    *w = (struct watch){.c = l->c, .s = s, .a = a};
+    *w = (struct watch){.c = l->c, .s = s, .a = a, .durable = a->session.durable != 0};
     backcast_session_info(s, &info);
-    char *path = model_path(l->c, info.model);
+    if (backcast_stats(l->c, &st) == 0) {
+        const struct backcast_model_stat *m = stats_model(&st, info.model);
+        const struct backcast_session_stat *now = stats_session(&st, info.id);
+        path = m != NULL ? m->path : NULL;
+        w->durable |= now != NULL && now->durable;
+    }
     w->t = transcript_open(path, info.chat_template);
-    free(path);
     if (w->t == NULL) {
         say("out of memory");
         return CLI_FAILED;
@@ -118,18 +114,23 @@ void rerotated_text(const struct backcast_event *ev, char *buf, size_t len)
              ev->rerotated.position, ev->rerotated.tokens, micros_text(ev->rerotated.micros, time));
 }
 
+uint32_t end_steps(const struct backcast_event *ev)
+{
+    uint32_t sampled = ev->end.tokens_out + (ev->end.end_id >= 0);
+    return sampled > 0 ? sampled - 1 : 0;
+}
+
 static void end_tell(struct watch *w, const struct backcast_event *ev)
 {
     char line[400], in[64] = "", out[24] = "", cap[32] = "";
 
-    uint32_t evaluated = ev->end.tokens_in - ev->end.tokens_adopted;
-    if (ev->end.prefill_micros > 0 && ev->end.tokens_in > 0)
+    uint32_t evaluated = ev->end.tokens_in - ev->end.tokens_adopted, steps = end_steps(ev);
+    if (ev->end.prefill_micros > 0 && evaluated > 0)
         snprintf(in, sizeof(in), " (%.0f/s)", evaluated * 1e6 / (double)ev->end.prefill_micros);
     if (ev->end.tokens_adopted > 0)
         snprintf(in + strlen(in), sizeof(in) - strlen(in), " (%u shared)", ev->end.tokens_adopted);
-    if (ev->end.decode_micros > 0 && ev->end.tokens_out > 0)
-        snprintf(out, sizeof(out), " (%.1f/s)",
-                 ev->end.tokens_out * 1e6 / (double)ev->end.decode_micros);
+    if (ev->end.decode_micros > 0 && steps > 0)
+        snprintf(out, sizeof(out), " (%.1f/s)", steps * 1e6 / (double)ev->end.decode_micros);
     if (ev->end.budget_tokens > 0)
         snprintf(cap, sizeof(cap), " of %u", ev->end.budget_tokens);
     int n =
@@ -282,7 +283,7 @@ static void show(struct watch *w, const struct backcast_event *ev)
         line_end(w);
         held_tell(w);
         w->texted = false;
-        if (!w->a->quiet && !w->silent)
+        if (!w->a->quiet && !w->silent && ev->end.code != BACKCAST_ECLOSED) /* no figures came */
             end_tell(w, ev);
     }
 }
@@ -295,8 +296,11 @@ static int end_exit(struct watch *w, const struct backcast_event *ev)
         return w->cancelled ? CLI_INTERRUPTED : CLI_FAILED;
     if (strcmp(ev->end.reason, "stop") == 0 || strcmp(ev->end.reason, "length") == 0)
         return CLI_FINE;
-    say("the answer ended early: %s%s%s", ev->end.reason, ev->end.text[0] != '\0' ? ": " : "",
-        ev->end.text);
+    if (w->closed)
+        say("the answer broke off: the daemon has closed the session");
+    else
+        say("the answer ended early: %s%s%s", ev->end.reason, ev->end.text[0] != '\0' ? ": " : "",
+            ev->end.text);
     return CLI_FAILED;
 }
 
@@ -332,12 +336,23 @@ int watch_send(struct watch *w, const char *role, const char *text, size_t len,
 
     w->cancelled = w->texted = w->line_open = false;
     w->closed = rc == BACKCAST_ECLOSED;
+    w->taken = rc >= 0;
     if (rc < 0) {
         say_failure(w->c, rc, "prompt");
         return CLI_FAILED;
     }
     transcript_turn(w->t, role, text, len, answer && opt->max_tokens > 0);
     return follow(w);
+}
+
+bool watch_is_over(struct watch *w)
+{
+    struct backcast_event ev;
+    int rc;
+
+    while ((rc = backcast_next(w->c, &ev, w->closed ? LAST_WORD_MS : 0)) == 1)
+        show(w, &ev);
+    return rc < 0;
 }
 
 void watch_drain(struct watch *w)

@@ -10,11 +10,13 @@ struct watch {
     backcast_session *s;
     const struct args *a;
     struct transcript *t;
+    bool durable;   /* the session outlives the daemon */
     bool lines;     /* end every answer with a newline on a pipe too (run gives the bare text) */
     bool silent;    /* a system message is put down: nothing to show but errors */
     bool mute;      /* not even those: what a session said before this command */
     bool replay;    /* chat: the same, shown: texts alone, or events that say so */
     bool under_way; /* events have come since the last END */
+    bool taken;     /* the daemon has accepted the last message */
     bool cancelled; /* Ctrl-C was passed on */
     bool closed;    /* the daemon has closed the session, or gone */
     bool line_open; /* stdout's terminal line is not ended */
@@ -35,6 +37,8 @@ void watch_close(struct watch *w);
  * FAILED, or INTERRUPTED (cancelled by Ctrl-C). */
 int watch_send(struct watch *w, const char *role, const char *text, size_t len,
                const struct backcast_generate_options *opt);
+/* After a failure: the connection is over, too. (A daemon that stops closes its sessions before it.) */
+bool watch_is_over(struct watch *w);
 /* Events that a call has caused (of a live budget, of a prune). */
 void watch_drain(struct watch *w);
 /* What an attached session said before; an answer that is still under way comes to its end. A
@@ -42,10 +46,12 @@ void watch_drain(struct watch *w);
 int watch_replay(struct watch *w);
 /* The rest of an answer whose connection was lost and has been made again. A cli_exit. */
 int watch_resume(struct watch *w);
-/* The same for one REROTATED event. */
-void rerotated_text(const struct backcast_event *ev, char *buf, size_t len);
 /* "forgot 128 of 512 tokens ..." for one PRUNED event, into buf. */
 void prune_text(const struct transcript *t, const struct backcast_event *ev, char *buf, size_t len);
+/* The same for one REROTATED event. */
+void rerotated_text(const struct backcast_event *ev, char *buf, size_t len);
+/* Passes that decode_micros of an END has taken: the first token comes out of the prompt's last pass; an end token takes one, too. */
+uint32_t end_steps(const struct backcast_event *ev);
 void event_json(FILE *f, const struct backcast_event *ev, bool replay);
 /* The table of scores; tok may be NULL. */
 void scores_print(const struct args *a, const struct backcast_score *rows, size_t n,

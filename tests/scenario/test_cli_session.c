@@ -228,6 +228,26 @@ static void streams_in_one_place_do_not_mix(void **state)
     prog_free(&r);
 }
 
+/* A daemon that listens has been told already how it is to compute, and how much it may hold. */
+static void a_daemon_that_listens_keeps_its_settings(void **state)
+{
+    (void)state;
+    static const char *const its[][2] = {{"--activations", "16"},
+                                         {"--isa", "avx2"},
+                                         {"--kv-memory", "64MiB"},
+                                         {"--threads", "1"}};
+    char want[80];
+    for (size_t i = 0; i < sizeof its / sizeof *its; i++) {
+        struct prog_result r = RUN(NULL, "run", socket_opt, its[i][0], its[i][1], "oak");
+        assert_string_equal(r.out, "");
+        snprintf(want, sizeof want, ", and %s is for a private one: leave it out", its[i][0]);
+        prog_check(its[i][0], &r, 1, NULL, want);
+    }
+    struct prog_result r = RUN("oak\n", "chat", socket_opt, "--threads", "1", "--isa", "avx2");
+    prog_check("chat", &r, 1, NULL, ", and --threads, --isa are for a private one: leave them out");
+    CHECK(0, NULL, NULL, "run", socket_opt, "--no-start", "--raw", "-N", "1", "oak");
+}
+
 /* Nothing is started for a command that cannot work. */
 static void mistakes_come_before_the_private_daemon(void **state)
 {
@@ -257,17 +277,29 @@ static void json_value(const char *text, const char *key, char *ret, size_t size
     snprintf(ret, size, "%.*s", (int)strcspn(at, ",}"), at);
 }
 
+/* The number of the session that has a name. */
+static void number_of(const char *name, char *ret, size_t size)
+{
+    struct prog_result r = RUN(NULL, "stat", "--json", socket_opt, name);
+    json_value(r.out, "\"session\"", ret, size);
+    prog_free(&r);
+}
+
+/* A session called "first", and one whose name is the number of that. */
+static void first_and_its_number(char *ret_id, char *ret_hashed, size_t size)
+{
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", "first", "oak");
+    number_of("first", ret_id, size);
+    snprintf(ret_hashed, size, "#%.20s", ret_id);
+    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", ret_id, "mill");
+}
+
 /* A name of digits is a name, also where another session has that number; with a # in front it is the number. */
 static void a_name_of_digits_is_a_name(void **state)
 {
     (void)state;
-    char id[32], number[40];
-    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", "first", "oak");
-    struct prog_result r = RUN(NULL, "stat", "--json", socket_opt, "first");
-    json_value(r.out, "\"session\"", id, sizeof id);
-    prog_free(&r);
-    snprintf(number, sizeof number, "#%s", id);
-    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", id, "mill");
+    char id[32], number[32];
+    first_and_its_number(id, number, sizeof id);
     CHECK(0, "is closed", NULL, "close", socket_opt, id);
     CHECK(0, "first", NULL, "stat", socket_opt, id); /* the name is free: the number again */
     CHECK(0, "is closed", NULL, "close", socket_opt, number);
@@ -279,20 +311,14 @@ static void a_name_of_digits_is_a_name(void **state)
 static void every_command_finds_a_session_in_one_way(void **state)
 {
     (void)state;
-    char id[32], number[40], named[32], want[2][64];
+    char id[32], number[32], named[32], want[2][64];
     static const char *const does[][3] = {
         {"stat", NULL, NULL},    {"prune", NULL, NULL}, {"budget", "80t", NULL},
         {"save", "found", NULL}, {"close", NULL, NULL},
     };
-    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", "first", "oak");
-    struct prog_result r = RUN(NULL, "stat", "--json", socket_opt, "first");
-    json_value(r.out, "\"session\"", id, sizeof id);
-    prog_free(&r);
-    snprintf(number, sizeof number, "#%s", id);
-    CHECK(0, NULL, NULL, "run", socket_opt, "--raw", "-q", "-N", "3", "--name", id, "mill");
-    r = RUN(NULL, "stat", "--json", socket_opt, id);
-    json_value(r.out, "\"session\"", named, sizeof named);
-    prog_free(&r);
+    struct prog_result r;
+    first_and_its_number(id, number, sizeof id);
+    number_of(id, named, sizeof named);
     assert_string_not_equal(id, named);
     for (size_t i = 0; i < sizeof does / sizeof *does; i++) {
         bool stat = strcmp(does[i][0], "stat") == 0;
@@ -307,12 +333,25 @@ static void every_command_finds_a_session_in_one_way(void **state)
     static const char *const all[][2] = {{"stat", NULL}, {"prune", NULL}, {"budget", "80t"},
                                          {"save", "x"},  {"close", NULL}, {"fork", "x"},
                                          {"map", NULL},  {"scores", NULL}};
+    static const char *const none[] = {"no.such", "#77777", "77777"};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        r = RUN(NULL, all[i][0], socket_opt, "no.such", all[i][1]);
-        prog_check(all[i][0], &r, 1, NULL, "no session has the name or number 'no.such'");
+        for (size_t k = 0; k < sizeof none / sizeof *none; k++) {
+            r = RUN(NULL, all[i][0], socket_opt, none[k], all[i][1]);
+            snprintf(want[0], sizeof want[0], "backcast: no session has the name or number '%s'",
+                     none[k]);
+            prog_check(all[i][0], &r, 1, NULL, want[0]);
+        }
         r = RUN(NULL, "help", all[i][0]);
         prog_check(all[i][0], &r, 0, "'#12' is always the number", NULL);
     }
+}
+
+/* A speed is of the passes that the time was taken by: the first token comes with the prompt's last one. */
+static void a_speed_is_of_what_was_timed(void **state)
+{
+    (void)state;
+    CHECK(0, NULL, ", 1 out, ", "run", socket_opt, "--raw", "-N", "1", "--ignore-end", "oak");
+    CHECK(0, NULL, ", 2 out (", "run", socket_opt, "--raw", "-N", "2", "--ignore-end", "oak");
 }
 
 static void figures_have_one_name_and_one_value(void **state)
@@ -390,6 +429,31 @@ static void chat_goes_on_over_a_stop(void **state)
     assert_true(dh_log_has(d, "(over): 0 tokens done again"));
 }
 
+/* A run does not wait, but says what becomes of its answer; figures that nobody has told are not printed. */
+static void run_tells_that_the_answer_goes_on(void **state)
+{
+    (void)state;
+    char model[80];
+    snprintf(model, sizeof(model), "%s/model.gguf", d->dir);
+    const char *argv[] = {COMMAND, "run",   socket_opt,     "--durable", "--name", "later", "--raw",
+                          "-N",    "20000", "--ignore-end", "-b",        "128t",   "oak",   NULL};
+    struct prog_child c = prog_start(argv, home.env, NULL);
+    assert_true(prog_says(c.err, "forgot "));
+    assert_int_equal(kill(d->pid, SIGTERM), 0);
+    dh_wait(d, DH_PATIENCE_MS);
+    dh_again(d, model, args);
+    dh_ready(d);
+    struct prog_result r = prog_wait(&c);
+    assert_null(strstr(r.err, " cached"));
+    prog_check(
+        "run", &r, 1, NULL,
+        "broke off: the daemon has closed the session\nbackcast: the daemon has gone: the next "
+        "one goes on with the answer (`backcast chat --name later` shows it)\n");
+    r = RUN("", "chat", socket_opt, "--json", "--name", "later");
+    prog_check("chat", &r, 0, "\"tokens_out\":20000", "going on with later");
+    CHECK(0, "is closed", NULL, "close", socket_opt, "later");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -399,13 +463,16 @@ int main(void)
         cmocka_unit_test(chat_is_json_on_every_line),
         cmocka_unit_test(a_pipe_comes_before_the_arguments),
         cmocka_unit_test(streams_in_one_place_do_not_mix),
+        cmocka_unit_test(a_daemon_that_listens_keeps_its_settings),
         cmocka_unit_test(mistakes_come_before_the_private_daemon),
         cmocka_unit_test(a_name_of_digits_is_a_name),
         cmocka_unit_test(every_command_finds_a_session_in_one_way),
+        cmocka_unit_test(a_speed_is_of_what_was_timed),
         cmocka_unit_test(figures_have_one_name_and_one_value),
         cmocka_unit_test(a_model_has_one_name),
         cmocka_unit_test(chat_goes_on_over_a_kill),
         cmocka_unit_test(chat_goes_on_over_a_stop),
+        cmocka_unit_test(run_tells_that_the_answer_goes_on),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -15,6 +15,7 @@
 #include "sha256.h"
 #include "tok.h"
 #include "transcript.h"
+#include "watch.h"
 
 /* ---- SHA-256: the examples of FIPS 180-2, cut at every place */
 
@@ -286,6 +287,24 @@ static void transcript_trusts_the_stream_more_than_itself(void **state)
     transcript_close(&t);
 }
 
+/* ---- what an END says of speed */
+
+static void steps_are_what_came_after_the_prompt(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t out, steps;
+        int32_t end_id;
+    } rows[] = {{0, 0, -1}, {0, 0, 2}, {1, 0, -1}, {1, 1, 2}, {40, 39, -1}, {40, 40, 0}};
+
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        struct backcast_event ev = {.type = BACKCAST_END};
+        ev.end.tokens_out = rows[i].out;
+        ev.end.end_id = rows[i].end_id;
+        assert_int_equal(end_steps(&ev), rows[i].steps);
+    }
+}
+
 /* ---- the map */
 
 /* Rows of a text: every third dropped, from `hole` on as if older ids were gone. */
@@ -423,6 +442,7 @@ int main(void)
         cmocka_unit_test(json_escapes_every_byte),
         cmocka_unit_test(transcript_knows_the_words_of_ranges),
         cmocka_unit_test(transcript_trusts_the_stream_more_than_itself),
+        cmocka_unit_test(steps_are_what_came_after_the_prompt),
         cmocka_unit_test(a_map_shows_text_and_nothing_else),
         cmocka_unit_test(a_map_without_scores_or_rows_can_be_drawn),
     };
