@@ -71,6 +71,7 @@ static int scores_start(struct engine *en, struct session *s, const struct comma
         q->conn = c->conn;
         q->request_id = c->request_id;
         q->n = total;
+        q->start_us = engine_now(en);
         q->end_id = -1;
         s->req = q;
     }

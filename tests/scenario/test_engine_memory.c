@@ -198,10 +198,13 @@ static void scores_are_streamed_to_the_owner_and_sent_to_others(void **state)
                              .recent = 20};
         uint64_t s = filled(h, &ask, 390);
         struct eh_stream *st = eh_stream(h, s);
+        uint64_t asked_us = h->now_us;
         eh_expect(h, eh_post(h, eh_command(h, CMD_SCORES, s)), REP_ACCEPTED);
         eh_run_to_end(h, s);
         assert_int_equal(st->end.u.end.reason, END_SCORES);
         assert_int_equal(st->n_scores, 390);
+        assert_in_range(st->end.u.end.prefill_us, 1, h->now_us - asked_us); /* its own time alone */
+        assert_int_equal(st->end.u.end.decode_us, 0);
         struct command *c = eh_command(h, CMD_SCORES, s);
         c->conn = 12345; /* another connection of this user */
         const struct report *r = eh_expect(h, eh_post(h, c), REP_SCORES_REPLY);
