@@ -156,7 +156,6 @@ struct mma_arg {
     const uint32_t *a, *b;
 };
 
-/* The lane of fragment row or column g that holds pair t, in the layouts of port.cuh. */
 static float half_value(uint32_t bits)
 {
     return __half2float(__half{(uint16_t)bits});
@@ -166,6 +165,7 @@ static float bf16_value(uint32_t bits) /* the upper half of a float */
     return __uint_as_float(bits << 16);
 }
 
+/* Lane l holds pair t of fragment row or column g, in the layouts of port.cuh. VALUE: what 16 bits are. */
 template <int K, float (*VALUE)(uint32_t bits)> static void mma_half_finish(void **args, uint32_t)
 {
     float A[16][K], B[K][8], D[16][8];
