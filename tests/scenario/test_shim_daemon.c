@@ -1,6 +1,6 @@
 /* test_shim_daemon.c: the whole daemon on the GPU's backend, run on a CPU by the shim: texts under every policy
- * against the goldens, half-precision caches by what they keep, and every way in which a GPU lets a daemon down: it is
- * not there, it is full, it dies. More of the same: test_shim_daemon_long.c. */
+ * against the goldens, half-precision caches by what they keep, sessions that move between it and the CPU, and every way in
+ * which a GPU lets a daemon down: it is not there, it is full, it dies. More of the same: test_shim_daemon_long.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +10,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include <sys/wait.h>
+#include "folders_test.h"
 #include "kn.h"
 #include "shim_daemon.h"
 
@@ -179,6 +180,79 @@ static void other_kv_types_keep_what_the_cpu_keeps(void **state)
             dh_stop(&d[k]);
         }
     }
+}
+
+/* ---- from one backend to the other ---- */
+
+enum { MOVED_IN = 60, MOVED_OUT = 12 };
+
+static void moved_ask(backcast *c, backcast_session *s, uint32_t turn, struct answer *ret)
+{
+    struct backcast_generate_options go = answer_options(MOVED_OUT);
+    int32_t ids[MOVED_IN];
+    ids_make(ids, MOVED_IN, 21 + turn);
+    if (backcast_prompt_ids(s, ids, MOVED_IN, &go) != 0)
+        fail_msg("%s", backcast_last_error(c));
+    answer_read(c, s, ret);
+    assert_int_equal(ret->n_ids, MOVED_OUT);
+}
+
+static struct dh *moved_start(const char *backend, const char *model, const char *state_arg)
+{
+    const char *const more[] = {state_arg, NULL};
+    return shim_start(backend, model, more);
+}
+
+/* A session that is saved on one backend and goes on on the other prunes and says what it would have said where it was: pages
+ * have the same bytes, and caches of f32 leave no room for another text. */
+static void moves(const char *from, const char *to, const char *state_arg,
+                  const struct backcast_session_options *so, const char *model)
+{
+    struct answer a[3] = {{0}};
+    struct backcast_session_info info;
+    backcast_session *s;
+    struct dh *d = moved_start(from, model, state_arg);
+    backcast *c = dh_connect(d);
+    assert_int_equal(backcast_session_open(c, so, &s), 0);
+    moved_ask(c, s, 0, &a[0]);
+    assert_true(a[0].prunes > 0);
+    assert_int_equal(backcast_session_save(s, "moved"), 0);
+    moved_ask(c, s, 1, &a[1]);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+
+    d = moved_start(to, model, state_arg);
+    c = dh_connect(d);
+    if (backcast_session_restore(c, "moved", &s) != 0)
+        fail_msg("%s to %s, %s: %s", from, to, so->kv_type, backcast_last_error(c));
+    backcast_session_info(s, &info);
+    assert_string_equal(info.policy, so->policy);
+    moved_ask(c, s, 1, &a[2]);
+    assert_int_equal(a[2].first_stream, a[1].first_stream);
+    assert_int_equal(a[2].prunes, a[1].prunes);
+    assert_int_equal(a[2].dropped, a[1].dropped);
+    if (!answer_equal(&a[1], &a[2]))
+        fail_msg("%s to %s, %s, %s: another text", from, to, so->kv_type, so->policy);
+    assert_int_equal(backcast_unsave(c, "moved"), 0);
+    backcast_disconnect(&c);
+    dh_stop(&d);
+    for (int i = 0; i < 3; i++)
+        answer_free(&a[i]);
+}
+
+static void a_saved_session_goes_on_on_the_other_backend(void **state)
+{
+    (void)state;
+    char dir[FOLDER_PATH], arg[FOLDER_PATH + 16];
+    struct backcast_session_options so = answer_budget("counter_causal_fast", 48);
+    folder_root(dir, "moved");
+    snprintf(arg, sizeof arg, "--state-dir=%s", dir);
+    so.kv_type = "f32";
+    so.keep_tokens = 40;
+    moves("cpu", "simt", arg, &so, "tiny-llama.gguf");
+    so.policy = "h2o"; /* has learnt something that goes along */
+    moves("simt", "cpu", arg, &so, "tiny-llama.gguf");
+    folder_drop(dir);
 }
 
 /* ---- no GPU ---- */
@@ -360,6 +434,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(picked_tokens_depend_on_nobody),
         cmocka_unit_test(halves_keep_what_the_cpu_keeps),
         cmocka_unit_test(other_kv_types_keep_what_the_cpu_keeps),
+        cmocka_unit_test(a_saved_session_goes_on_on_the_other_backend),
         cmocka_unit_test(a_full_device_is_one_requests_error),
         cmocka_unit_test(a_dead_device_ends_the_process),
         cmocka_unit_test(a_hung_device_ends_the_process),
