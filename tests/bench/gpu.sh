@@ -149,8 +149,8 @@ for type in f16 q4_0; do
         step kernels-refresh-$type 70 kernels "$bin/bench_refresh" "$model" --backend $backend --n 512 --reps 1 --block $block
         step kernels-decode-$type 70 kernels "$bin/bench_decode" "$model" --backend $backend --batch 1,8,32 --context $context --steps 1
     fi
-    for log in refresh decode; do
-        [ -f "$out/$log-$type.log" ] && sed -i "1i type,$type" "$out/$log-$type.log"
+    for log in refresh together decode; do # what the lines that follow are
+        [ -f "$out/$log-$type.log" ] && sed -i "1i $log,$type" "$out/$log-$type.log"
     done
     rm -f "$model"
 done
@@ -253,14 +253,16 @@ awk -F, -v card="$card" -v dry=$dry '
 # The same as CSV, in the form of the other benches' results.
 {
     echo "commit,processor,threads,bench,case,figure,value"
-    cat "$out"/limits.log "$out"/refresh-*.log "$out"/decode-*.log "$out"/torch.log 2>/dev/null |
+    cat "$out"/limits.log "$out"/refresh-*.log "$out"/together-*.log "$out"/decode-*.log "$out"/torch.log 2>/dev/null |
         awk -F, -v p="$(git describe --always --dirty 2>/dev/null || echo unknown),${card%%,*},1" '
+            $1 ~ /^(refresh|together|decode)$/ { what = $1; type = $2; next }
+            $1 ~ /^sm_/ && what == "together" { c = p ",gpu_together," type " " $5 " " $6 " " $7 " x " $8 ","
+                          print c "one_by_one_ms," $10 "\n" c "together_ms," $11; next }
             $1 ~ /^sm_/ { print p ",gpu_refresh," type " " $5 " " $6 " " $7 ",refresh_ms," $9
                           if ($5 $6 == "fulllogit") print p ",gpu_refresh," type " prefill " $7 ",prefill_ms," $10 }
             $1 ~ /^(cuda|simt)$/ { print p ",gpu_decode," type " " $4 " sequences,step_ms," $7 "\n" p ",gpu_decode," type " " $4 " sequences,weights_gbs," $9 }
             $1 ~ /^(full|fast)$/ && $4 > 0 { print p ",gpu_torch,f16 " $1 " " $2 " " $3 ",refresh_ms," $4 }
-            $3 ~ /^(GB|TFLOP|us)/ { print p ",gpu_limits," $1 "," $3 "," $2 }
-            $1 == "type" { type = $2 }'
+            $3 ~ /^(GB|TFLOP|us)/ { print p ",gpu_limits," $1 "," $3 "," $2 }'
 } >"$out/results.csv"
 echo
 echo "$((SECONDS - start)) s; all of it is in $out"
