@@ -189,7 +189,7 @@ static void some_are_cancelled(struct eh *h, const uint64_t *s)
     }
 }
 
-/* A budget that is changed forgets the run; the next one is made with another keep. */
+/* One that is asked for takes the place of the run under way, and keeps other tokens. */
 static void some_begin_again(struct eh *h, const uint64_t *s)
 {
     for (uint32_t k = 5; k < 9; k++) {
@@ -197,6 +197,8 @@ static void some_begin_again(struct eh *h, const uint64_t *s)
         c->u.budget.keep = 24;
         eh_post(h, c);
         eh_step(h);
+        const struct session *x = sess_find(h->en, s[k]);
+        assert_true(x->prune.active && x->prune.reply && x->prune.keep == 24);
     }
 }
 
