@@ -134,10 +134,12 @@ static int check_pruning(const struct evict_params *p, struct err *e)
     if (p->budget == 0 && p->trigger == EVICT_ON_BUDGET)
         return err_set(e, BC_EINVALID, "budget_tokens", "policy %s needs a budget",
                        p->policy->name);
+    if (p->budget == 1)
+        return err_set(e, BC_EINVALID, "budget_tokens",
+                       "budget_tokens 1: must be at least 2, of which a prune leaves one");
     if (p->keep == 0)
         return err_set(e, BC_EINVALID, "keep_tokens",
-                       "keep_tokens 0: with a budget of %u tokens nothing would be kept",
-                       p->budget);
+                       "keep_tokens 0: without a budget it must be at least 1");
     if (p->budget != 0 && p->keep >= p->budget)
         return err_set(e, BC_EINVALID, "keep_tokens",
                        "keep_tokens %u: must be less than the budget of %u tokens", p->keep,

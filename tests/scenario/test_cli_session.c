@@ -168,6 +168,8 @@ static void options_meet_the_session(void **state)
     CHECK(0, "is closed", NULL, "close", socket_opt, "lasts");
     CHECK(0, "nothing to prune", NULL, "prune", socket_opt, "meet");
     CHECK(1, NULL, "budget", "run", socket_opt, "--raw", "--name", "meet", "-b", "10", "oak");
+    CHECK(1, NULL, "budget_tokens 1: must be at least 2", "run", socket_opt, "-b", "1t", "oak");
+    CHECK(1, NULL, "budget_tokens 1: must be at least 2", "budget", socket_opt, "meet", "1t");
 }
 
 static void chat_is_json_on_every_line(void **state)
