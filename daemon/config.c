@@ -435,6 +435,18 @@ void config_help(FILE *to)
     }
 }
 
+static bool models_equal(const struct config *a, const struct config *b)
+{
+    if (a->n_models != b->n_models)
+        return false;
+    for (size_t i = 0; i < a->n_models; i++)
+        if (strcmp(a->models[i].name, b->models[i].name) != 0 ||
+            strcmp(a->models[i].path, b->models[i].path) != 0 ||
+            strcmp(a->models[i].chat_template, b->models[i].chat_template) != 0)
+            return false;
+    return true;
+}
+
 size_t config_compare(const struct config *before, struct config *now, struct config_change *ret,
                       size_t max)
 {
@@ -448,5 +460,7 @@ size_t config_compare(const struct config *before, struct config *now, struct co
         if (n < max)
             ret[n++] = (struct config_change){p->section, p->key, p->live};
     }
+    if (!models_equal(before, now) && n < max)
+        ret[n++] = (struct config_change){"model.NAME", "path or chat_template", false};
     return n;
 }

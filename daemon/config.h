@@ -11,7 +11,7 @@
 #define CONFIG_AUTO UINT64_MAX
 
 typedef char *config_TEXT;
-typedef uint64_t config_COUNT, config_SIZE, config_AUTO, config_MODE, config_TIME;
+typedef uint64_t config_COUNT, config_SIZE, config_AUTO, config_EITHER, config_MODE, config_TIME;
 typedef double config_REAL;
 typedef struct {
     uint64_t bytes;
@@ -54,12 +54,12 @@ int config_read(struct config *ret, int argc, char **argv, uint64_t available,
 void config_free(struct config *c);
 void config_print(const struct config *c, FILE *to); /* a whole commented file that reads back */
 void config_help(FILE *to);
-/* Where `now` differs from `before`: what is LIVE is told to `changed`, what is not to `ignored`
- * and set back to `before`'s value. */
 struct config_change {
     const char *section, *key;
-    bool live;
+    bool live; /* else it needs a restart */
 };
+/* Where `now` differs from `before`, max changes at most; all [model.NAME] sections are one. What is not live is set back to `before`'s
+ * value, but for these sections. */
 size_t config_compare(const struct config *before, struct config *now, struct config_change *ret,
                       size_t max);
 #endif

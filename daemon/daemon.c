@@ -44,10 +44,7 @@ int daemon_check(const struct config *c, struct err *e)
 {
     struct server_defaults d = defaults_of(c);
     struct err why;
-    int rc = engine_activations_check((uint32_t)c->daemon_activations, &why);
-    if (rc < 0)
-        return err_set(e, rc, why.field, "[daemon] %s", why.text);
-    rc = server_defaults_check(&d, &why);
+    int rc = server_defaults_check(&d, &why);
     return rc < 0 ? err_set(e, rc, why.field, "[session] %s", why.text) : BC_OK;
 }
 
@@ -288,21 +285,22 @@ static void daemon_reload(struct daemon *d)
         config_free(&now);
         return;
     }
-    size_t n = config_compare(d->opt.config, &now, changes, ARRAY_LEN(changes));
-    for (size_t i = 0; i < n; i++)
+    size_t n = config_compare(d->opt.config, &now, changes, ARRAY_LEN(changes)), live = 0;
+    for (size_t i = 0; i < n; i++) {
+        live += changes[i].live;
         log_info("daemon", "SIGHUP: [%s] %s %s", changes[i].section, changes[i].key,
                  !changes[i].live                            ? "needs a restart"
                  : strcmp(changes[i].section, "memory") == 0 ? "asked of the engine"
                                                              : "applied");
-    if (now.n_models != d->opt.config->n_models)
-        log_info("daemon", "SIGHUP: [model.NAME] sections need a restart");
+    }
     if (log_setup(now.daemon_log, &e) < 0)
         log_error("daemon", "SIGHUP: %s", e.text);
     struct server_limits l = limits_of(&now);
     struct server_defaults def = defaults_of(&now);
     server_configure(d->server, &l, &def);
     engine_configure(d, &now);
-    log_info("daemon", "SIGHUP: %zu change%s", n, n == 1 ? "" : "s");
+    log_info("daemon", "SIGHUP: changes that apply now: %zu, that wait for a restart: %zu", live,
+             n - live);
     /* Paths of models stay with the engine: the old list lives on. */
     for (size_t i = 0; i < now.n_models; i++)
         free(now.models[i].path);

@@ -50,6 +50,7 @@ const char *param_unit(enum param_type type)
         [PARAM_PART] = "bytes, KiB, MiB, GiB, or %",
         [PARAM_BUDGET] = "bytes, KiB, MiB, GiB, or tokens: t",
         [PARAM_AUTO] = "a whole number, or auto",
+        [PARAM_EITHER] = "one of two whole numbers",
         [PARAM_REAL] = "a number",
         [PARAM_MODE] = "octal",
         [PARAM_TIME] = "a time: s, min, h, d",
@@ -140,6 +141,8 @@ static int bad(const struct param *p, const char *what, const char *text, struct
         snprintf(range, sizeof range, " of %.0f to %.0f bytes", p->min, p->max);
     else if (p->type == PARAM_MODE)
         snprintf(range, sizeof range, ", 0 to %o", (unsigned)p->max);
+    else if (p->type == PARAM_EITHER)
+        snprintf(range, sizeof range, ": %.17g or %.17g", p->min, p->max);
     else
         snprintf(range, sizeof range, ", %.17g to %.17g", p->min, p->max);
     return err_set(e, BC_EINVALID, p->key, "%s: %s = \"%.80s\" is not %s%s", what, p->key, text,
@@ -300,6 +303,11 @@ int param_set(struct config *c, const struct param *p, const char *text, uint64_
         if (ok)
             *(config_AUTO *)field = strcmp(text, "auto") == 0 ? CONFIG_AUTO : n;
         break;
+    case PARAM_EITHER:
+        ok = whole_parse(text, 10, &n) && ((double)n == p->min || (double)n == p->max);
+        if (ok)
+            *(config_EITHER *)field = n;
+        break;
     case PARAM_COUNT:
     case PARAM_MODE:
         ok = whole_parse(text, p->type == PARAM_MODE ? 8 : 10, &n) && in_range(p, (double)n);
@@ -369,6 +377,7 @@ void param_format(const struct config *c, const struct param *p, char *ret, size
             snprintf(ret, size, "%llu", (unsigned long long)n);
         break;
     case PARAM_COUNT:
+    case PARAM_EITHER:
         snprintf(ret, size, "%llu", (unsigned long long)n);
         break;
     case PARAM_TIME:
@@ -406,8 +415,8 @@ int param_copy(struct config *to, const struct config *from, const struct param 
         [PARAM_COUNT] = sizeof(config_COUNT),   [PARAM_SIZE] = sizeof(config_SIZE),
         [PARAM_SHARE] = sizeof(config_SHARE),   [PARAM_PART] = sizeof(config_PART),
         [PARAM_BUDGET] = sizeof(config_BUDGET), [PARAM_AUTO] = sizeof(config_AUTO),
-        [PARAM_REAL] = sizeof(config_REAL),     [PARAM_MODE] = sizeof(config_MODE),
-        [PARAM_TIME] = sizeof(config_TIME),
+        [PARAM_EITHER] = sizeof(config_EITHER), [PARAM_REAL] = sizeof(config_REAL),
+        [PARAM_MODE] = sizeof(config_MODE),     [PARAM_TIME] = sizeof(config_TIME),
     };
     if (p->type == PARAM_TEXT)
         return text_set(field_of(to, p), *(char *const *)field_of(from, p), NULL);

@@ -11,6 +11,7 @@ enum param_type {
     PARAM_PART,
     PARAM_BUDGET,
     PARAM_AUTO,
+    PARAM_EITHER,
     PARAM_REAL,
     PARAM_MODE,
     PARAM_TIME

@@ -150,14 +150,6 @@ static char *copy_or_null(const char *s)
     return s != NULL ? strdup(s) : NULL;
 }
 
-int engine_activations_check(uint32_t bits, struct err *e)
-{
-    if (bits == KN_ACTIVATIONS || bits == KN_ACTIVATIONS_WIDE)
-        return BC_OK;
-    return err_set(e, BC_EINVALID, "activations", "activations %u: must be %d or %d", bits,
-                   KN_ACTIVATIONS, KN_ACTIVATIONS_WIDE);
-}
-
 static int check_options(const struct engine_options *o, struct err *e)
 {
     if (o->kv_memory == 0)
@@ -165,8 +157,10 @@ static int check_options(const struct engine_options *o, struct err *e)
     if (o->max_rows != 0 && o->max_rows < MAX_ROWS_MIN)
         return err_set(e, BC_EINVALID, "max_rows", "max_rows %u: at least %u", o->max_rows,
                        MAX_ROWS_MIN);
-    if (o->activations != 0 && engine_activations_check(o->activations, e) < 0)
-        return BC_EINVALID;
+    if (o->activations != 0 && o->activations != KN_ACTIVATIONS &&
+        o->activations != KN_ACTIVATIONS_WIDE)
+        return err_set(e, BC_EINVALID, "activations", "activations %u: must be %d or %d",
+                       o->activations, KN_ACTIVATIONS, KN_ACTIVATIONS_WIDE);
     if (o->state_dir != NULL && (o->state_dir[0] != '/' || strlen(o->state_dir) > STATE_DIR_MAX))
         return err_set(e, BC_EINVALID, "state_dir",
                        "state_dir %.150s: a whole path of up to %u bytes", o->state_dir,

@@ -108,8 +108,6 @@ struct engine_model_path {
     const char *name, *path, *chat_template;
 };
 
-/* BC_EINVALID: no such number of bits for engine_options.activations. */
-int engine_activations_check(uint32_t bits, struct err *e);
 /* Opens the backend and the default model. */
 int engine_open(struct engine **ret, const struct engine_options *opt, struct err *e);
 int engine_start(struct engine *en, struct err *e); /* the intake and engine threads */

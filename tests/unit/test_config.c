@@ -153,7 +153,8 @@ static void bad_file(const char *text, int code, const char *a, const char *b)
 static void mistakes_in_a_file_name_the_line(void **state)
 {
     (void)state;
-    char text[400];
+    static const char *const no_bits[] = {"0", "9", "12", "32", "-8", "8.0", "abc", ""};
+    char text[400], says[96];
     bad_file("[session]\n\nbugdet = 5MiB\n", BC_EINVALID, ":3:", "budget");
     bad_file("[session]\npolicies = h2o\n", BC_EINVALID, ":2:", "policy");
     bad_file("[sesion]\nbudget = 5MiB\n", BC_EINVALID, ":2:", "[sesion]");
@@ -175,6 +176,12 @@ static void mistakes_in_a_file_name_the_line(void **state)
     bad_file("[session]\nspan_quantile = nan\n", BC_EINVALID, ":2:", "nan");
     bad_file("[session]\nbudget = 0.5t\n", BC_EINVALID, ":2:", "0.5t");
     bad_file("[session]\nfrozen = never\n", BC_EINVALID, ":2:", "auto");
+    for (size_t i = 0; i < ARRAY_LEN(no_bits); i++) { /* one sentence, whatever is wrong with it */
+        snprintf(text, sizeof text, "[daemon]\nactivations = %s\n", no_bits[i]);
+        snprintf(says, sizeof says, "activations = \"%s\" is not one of two whole numbers: 8 or 16",
+                 no_bits[i]);
+        bad_file(text, BC_EINVALID, ":2:", says);
+    }
     bad_file("[daemon]\nsocket_mode = 0999\n", BC_EINVALID, ":2:", "0999");
     bad_file("[daemon]\nthreads = 1\nthreads = 2\n", BC_EINVALID, ":3:", "twice");
     bad_file("[daemon]\nthreads = 1\n  2\n", BC_EINVALID, ":3:", "twice");
@@ -247,18 +254,27 @@ static void a_reload_changes_only_what_can(void **state)
     struct err e;
     struct config_change ch[64];
     assert_int_equal(read_args(&a, &cmd, &e, 1, "--no-config"), BC_OK);
-    assert_int_equal(read_args(&b, &cmd, &e, 5, "--no-config", "--threads=5", "--policy=h2o",
-                               "--max-sessions=7", "--socket=/x"),
+    assert_int_equal(read_args(&b, &cmd, &e, 8, "--no-config", "--threads=5", "--policy=h2o",
+                               "--max-sessions=7", "--socket=/x", "--activations=16",
+                               "--model.a.path=/a.gguf", "--model.b.path=/b.gguf"),
                      BC_OK);
-    assert_int_equal(config_compare(&a, &b, ch, 64), 4);
+    assert_int_equal(config_compare(&a, &b, ch, 64), 6);
     unsigned live = 0;
-    for (unsigned i = 0; i < 4; i++)
+    for (unsigned i = 0; i < 6; i++)
         live += ch[i].live;
     assert_int_equal(live, 2);
-    assert_int_equal(b.daemon_threads, 0); /* set back: it needs a restart */
+    assert_string_equal(ch[5].section, "model.NAME"); /* both sections are one change */
+    assert_int_equal(b.daemon_threads, 0);            /* set back: it needs a restart */
+    assert_int_equal(b.daemon_activations, 8);
     assert_string_equal(b.daemon_socket, "");
     assert_string_equal(b.session_policy, "h2o");
     assert_int_equal(b.limits_sessions, 7);
+    config_free(&a);
+    assert_int_equal(read_args(&a, &cmd, &e, 7, "--no-config", "--policy=h2o", "--max-sessions=7",
+                               "--model.a.path=/a.gguf", "--model.a.chat_template=chatml",
+                               "--model.b.path=/b.gguf", "--pin=0"),
+                     BC_OK);
+    assert_int_equal(config_compare(&a, &b, ch, 64), 1); /* what a model is, not only how many */
     config_free(&a);
     config_free(&b);
 }
