@@ -14,6 +14,7 @@
  *
  * One block has one multiprocessor's way to memory: eight loads of a thread are under way before the first is used. */
 #include "pick.cuh"
+#include <float.h>
 
 struct row_how {
     float temperature, top_p, min_p, penalty;
@@ -380,7 +381,8 @@ __global__ void __launch_bounds__(PICK_THREADS, 1) sample_rows(struct sample_arg
     uint32_t id = best_id(best);
     float max = v[id];
     if (how.temperature > 0.0f && max - max == 0.0f) { /* finite */
-        struct weights w = {max, 1.0f / how.temperature, how.min_p};
+        /* finite also where the temperature is subnormal: the largest value's weight is exp(0 * it) */
+        struct weights w = {max, fminf(1.0f / how.temperature, FLT_MAX), how.min_p};
         id = how.top_k > 0 || how.top_p < 1.0f ? draw_ordered(w, how, v, a.n, sh)
                                                : draw_by_id(w, how, v, a.n, sh);
     }

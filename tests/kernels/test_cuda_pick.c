@@ -319,9 +319,10 @@ static void check_sampler(struct kn *kn)
     static const struct {
         float temperature, top_p, min_p, penalty;
         uint32_t top_k;
-    } how[] = {{0.7f, 1, 0, 1, 0},        {1, 0.9f, 0, 1, 0},     {1, 1, 0, 1, 40},
-               {1.3f, 0.5f, 0, 1.2f, 20}, {1, 1, 0.1f, 1.3f, 0},  {2, 0.95f, 0.02f, 1, 1400},
-               {0.3f, 1, 0, 1, 5000},     {1, 1e-6f, 0, 1.1f, 0}, {0, 0.9f, 0, 1.5f, 3}};
+    } how[] = {{0.7f, 1, 0, 1, 0},        {1, 0.9f, 0, 1, 0},      {1, 1, 0, 1, 40},
+               {1.3f, 0.5f, 0, 1.2f, 20}, {1, 1, 0.1f, 1.3f, 0},   {2, 0.95f, 0.02f, 1, 1400},
+               {0.3f, 1, 0, 1, 5000},     {1, 1e-6f, 0, 1.1f, 0},  {0, 0.9f, 0, 1.5f, 3},
+               {1e-40f, 1, 0, 1, 0},      {1e-45f, 0.9f, 0, 1, 40}}; /* their inverse is infinite */
     float *logits = kc_floats(31, (size_t)ROWS * WIDE, 2.5f);
     struct err e;
     struct sampler s = {0};
