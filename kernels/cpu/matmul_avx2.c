@@ -3,20 +3,22 @@
  *
  * VPMADDUBSW multiplies unsigned by signed bytes and adds neighbours into 16 bits, saturating:
  *
- *   4-bit codes   15 * 127 * 2 = 3810 a step, 8 steps a block: 30480 < 32768. So the whole block
- * (or half block) is added in 16 bits, and one VPMADDWD makes int32 of it. The zero point is taken
- * off afterwards: sum - zero * asum. 8-bit codes   w = u - zero is signed; |w| takes the unsigned
- * side and sign(a, w) the signed one: 128 * 127 * 2 = 32512 < 32768, and VPMADDWD follows every
- * step.
+ *   4-bit codes   15 * 127 * 2 = 3810 a step, 8 steps a block: 30480 < 32768. So the whole block (or half block) is added
+ *                 in 16 bits, and one VPMADDWD makes int32 of it. The zero point is taken off afterwards:
+ *                 sum - zero * asum.
+ *   8-bit codes   are two 4-bit ones: the same with low and with high nibbles, and 16 times the second sum. (Signed codes,
+ *                 |w| and sign(a, w), take three instructions of the multipliers' pipes a step, this takes two.)
+ *   table codes   are signed: |w| takes the unsigned side and sign(a, w) the signed one, 127 * 127 * 2 < 32768, and VPMADDWD
+ *                 follows every step.
  *
- * Both are exact, so the result is the one of kn_int8.h. High and low bytes of 16-bit activations are as small as those
+ * All are exact, so the result is the one of kn_int8.h. High and low bytes of 16-bit activations are as small as those
  * of 8 bits: the same is done with both, sum = low + 255 * high. */
 #include "matmul_x86.h"
 #include <immintrin.h>
 
 /* Constants of one call. */
 struct consts {
-    __m256i table, zero;
+    __m256i table;
     __m128i shift;
 };
 
@@ -25,12 +27,12 @@ INLINE __m256i load256(const void *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* Chunk c of a block for one half of the outputs: unsigned for NIB, signed otherwise. */
+/* Chunk c of a block for one half of the outputs: signed for TABLE, unsigned otherwise. */
 INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, unsigned c, const struct consts *k)
 {
     const __m256i low = _mm256_set1_epi8(15);
     if (codes == BYTE)
-        return _mm256_sub_epi8(load256(half + c * 64), k->zero);
+        return load256(half + c * 64);
     __m256i v = load256(half + c % 4 * 64);
     v = _mm256_and_si256(c < 4 ? v : _mm256_srli_epi16(v, 4), low);
     return codes == TABLE ? _mm256_shuffle_epi8(k->table, v) : v;
@@ -39,26 +41,33 @@ INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, unsigned c, con
 /* Keeps the compiler from gathering all products of a block before the first sum: there are 16 registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
 
-/* Chunks first .. first + 3 with these bytes of n rows: 16-bit sums for NIB, 32-bit ones else. */
+/* Chunks first .. first + 3 with these bytes of n rows: 16-bit sums for NIB and for both nibbles of BYTE, 32-bit ones for TABLE. */
 INLINE void dots4(const struct kind k, const uint8_t *half, const struct act_at *x,
                   const size_t bytes, const unsigned first, const uint32_t n,
-                  const struct consts *c, __m256i *sum)
+                  const struct consts *c, __m256i *sum, __m256i *high)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i ones = _mm256_set1_epi16(1), low4 = _mm256_set1_epi8(15);
 #pragma GCC unroll 4
     for (unsigned i = first; i < first + 4; i++) {
         __m256i w = chunk_load(k.codes, half, i, c);
-        __m256i wide = k.codes == NIB ? w : _mm256_abs_epi8(w);
+        __m256i other =
+            k.codes == BYTE ? _mm256_and_si256(_mm256_srli_epi16(w, 4), low4) : _mm256_abs_epi8(w);
+        if (k.codes == BYTE)
+            w = _mm256_and_si256(w, low4);
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < n; r++) {
             __m256i a = _mm256_set1_epi32(act_codes(x, bytes, r, i));
-            if (k.codes == NIB)
-                sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, a));
-            else
+            if (k.codes == TABLE)
                 sum[r] = _mm256_add_epi32(
                     sum[r],
-                    _mm256_madd_epi16(_mm256_maddubs_epi16(wide, _mm256_sign_epi8(a, w)), ones));
+                    _mm256_madd_epi16(_mm256_maddubs_epi16(other, _mm256_sign_epi8(a, w)), ones));
+            else
+                sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, a));
             KEEP(sum[r]);
+            if (k.codes == BYTE) {
+                high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(other, a));
+                KEEP(high[r]);
+            }
         }
     }
 }
@@ -68,16 +77,21 @@ INLINE void dots_bytes(const struct kind k, const uint8_t *half, const struct ac
                        const size_t bytes, const unsigned s, const uint32_t n,
                        const struct consts *c, __m256i *sum)
 {
+    __m256i high[4];
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < n; r++)
-        sum[r] = _mm256_setzero_si256();
-    dots4(k, half, x, bytes, s * 4, n, c, sum);
+        sum[r] = high[r] = _mm256_setzero_si256();
+    dots4(k, half, x, bytes, s * 4, n, c, sum, high);
     if (k.n_sub == 1)
-        dots4(k, half, x, bytes, 4, n, c, sum);
-    if (k.codes == NIB)
+        dots4(k, half, x, bytes, 4, n, c, sum, high);
+    if (k.codes == TABLE)
+        return;
 #pragma GCC unroll 4
-        for (uint32_t r = 0; r < n; r++)
-            sum[r] = _mm256_madd_epi16(sum[r], _mm256_set1_epi16(1));
+    for (uint32_t r = 0; r < n; r++) {
+        sum[r] = _mm256_madd_epi16(sum[r], _mm256_set1_epi16(1));
+        if (k.codes == BYTE)
+            sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(high[r], _mm256_set1_epi16(16)));
+    }
 }
 
 INLINE void dots(const struct kind k, const uint8_t *half, const struct act_at *x, const unsigned s,
@@ -100,7 +114,7 @@ INLINE void sub_add(const struct kind k, const struct act_at *x, const uint32_t 
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < n; r++) {
         __m256i v = sum[r];
-        if (k.codes == NIB && !k.has_min)
+        if (k.codes != TABLE && !k.has_min)
             v = _mm256_add_epi32(v, _mm256_sll_epi32(_mm256_set1_epi32(act_asum_neg(k, x, s, r)),
                                                      c->shift));
         __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(act_da(x, r)));
@@ -146,8 +160,7 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
 
 INLINE void tile_run(const struct kind k, const struct q8_tile *t)
 {
-    struct consts c = {.zero = _mm256_set1_epi8((char)t->zero),
-                       .shift = _mm_cvtsi32_si128(t->zero ? __builtin_ctz(t->zero) : 0),
+    struct consts c = {.shift = _mm_cvtsi32_si128(t->zero ? __builtin_ctz(t->zero) : 0),
                        .table = _mm256_setzero_si256()};
     if (k.codes == TABLE)
         c.table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t->table));
