@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 
 EACH = {"prefill_512_tps": "prefill 512", "decode_tps": "decode", "decode_512_tps": "decode behind 512"}
 STEPS, STEPS_TOGETHER, CONTEXT, SEQUENCES = 64, 32, 4096, (1, 2, 4, 8, 16)
@@ -132,58 +133,57 @@ def requantise(path, kind, folder):
     return out
 
 
-def ours(a, model, only="tps"):
-    """One round of `backcast bench`. Every figure of its JSON that is asked for; decode_8_tps is the peer's 8 together."""
-    cmd = [a.ours, "bench", "-m", model, "--threads", str(a.threads), "--rounds", "1", "--json", "--quiet", "--only", only]
+def ours(a, model, *only):
+    """One round of `backcast bench`: the figures whose names have one of `only` in them, else all speeds; decode_8_tps is the peer's 8 together."""
+    cmd = [a.ours, "bench", "-m", model, "--threads", str(a.threads), "--rounds", "1", "--json", "--quiet"]
     cmd += ["--isa", a.isa] if a.isa else []
-    run = subprocess.run(cmd, stdout=subprocess.PIPE, check=True, text=True)
-    ret = {k: v for k, v in json.loads(run.stdout).items() if k.endswith(("_tps", "_ms"))}
+    ret = {}
+    for text in only or ("tps",):
+        run = subprocess.run([*cmd, "--only", text], stdout=subprocess.PIPE, check=True, text=True)
+        ret.update({k: v for k, v in json.loads(run.stdout).items() if k.endswith(("_tps", "_ms"))})
     if "decode_8_tps" in ret:
         ret["decode_8_together_tps"] = ret.pop("decode_8_tps")
     return ret
 
 
-def measure(a):
-    folder = os.path.dirname(a.raw) or "."
-    peers = []
-    for t in a.types.split(","):
-        kind, _, flash = t.partition("/")
-        peers.append((t, a.model if kind == "file" else requantise(a.model, kind, folder), flash or "auto"))
+def theirs(a, path, flash, *what):
+    """One round of the peer's."""
+    p = Peer(path, a.threads, flash)
+    ret = p.round(*what)
+    p.close()
+    return ret
+
+
+def gather(a, turns):
+    """turns: (program, type, what gives its figures), each once a round; they go to RAW.csv as they come."""
     new = not os.path.exists(a.raw)
     with open(a.raw, "a", newline="") as f:
         out = csv.writer(f)
         if new:
             out.writerow(["program", "type", "metric", "value"])
         for _ in range(a.rounds):
-            if a.ours:
-                for k, v in ours(a, a.model).items():
-                    out.writerow(["backcast", "file", k, f"{v:.3f}"])
-            for t, path, flash in peers:
-                p = Peer(path, a.threads, flash)
-                for k, v in p.round().items():
-                    out.writerow(["llama.cpp", t, k, f"{v:.3f}"])
-                p.close()
-            f.flush()
+            for program, kind, figures in turns:
+                out.writerows([program, kind, k, f"{v:.3f}"] for k, v in figures().items())
+                f.flush()
+
+
+def measure(a):
+    turns = [("backcast", "file", partial(ours, a, a.model))] if a.ours else []
+    for t in a.types.split(","):
+        kind, _, flash = t.partition("/")
+        path = a.model if kind == "file" else requantise(a.model, kind, os.path.dirname(a.raw) or ".")
+        turns.append(("llama.cpp", t, partial(theirs, a, path, flash or "auto")))
+    gather(a, turns)
 
 
 def measure_each(a):
     """Both programs on a file of each type, in turns, type by type."""
-    files = [(t, requantise(a.model, t, os.path.dirname(a.raw) or ".")) for t in a.each.split(",")]
-    new = not os.path.exists(a.raw)
-    with open(a.raw, "a", newline="") as f:
-        out = csv.writer(f)
-        if new:
-            out.writerow(["program", "type", "metric", "value"])
-        for _ in range(a.rounds):
-            for t, path in files:
-                mine = {**ours(a, path, "512_tps"), **ours(a, path, "decode_tps")}
-                p = Peer(path, a.threads, "auto")
-                theirs = p.round((512,), ())
-                p.close()
-                for program, got in (("backcast", mine), ("llama.cpp", theirs)):
-                    for k, v in got.items():
-                        out.writerow([program, t, k, f"{v:.3f}"])
-                f.flush()
+    turns = []
+    for t in a.each.split(","):
+        path = requantise(a.model, t, os.path.dirname(a.raw) or ".")
+        turns.append(("backcast", t, partial(ours, a, path, "512_tps", "decode_tps")))
+        turns.append(("llama.cpp", t, partial(theirs, a, path, "auto", (512,), ())))
+    gather(a, turns)
 
 
 def table_each(got):
