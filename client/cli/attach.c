@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include "watch.h"
 
-#define LIST_MAX 600
+#define LIST_MAX 2400 /* every option of a session, with both values */
 
 enum same { SAME, OTHER, UNTOLD };
 

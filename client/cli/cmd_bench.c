@@ -476,12 +476,7 @@ static void report(struct bench *b)
 int cmd_bench(struct args *a)
 {
     struct private_daemon *own = NULL;
-    struct private_options opt = {.model = a->model,
-                                  .threads = a->threads,
-                                  .isa = a->isa,
-                                  .activations = a->activations,
-                                  .kv_memory = a->kv_memory,
-                                  .bar = !a->quiet};
+    struct private_options opt = private_options(a);
     struct err e = {0};
     struct bench *b = NULL;
     int rc = CLI_FINE;

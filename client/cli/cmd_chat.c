@@ -336,6 +336,8 @@ static void do_stat(struct chat_ui *ui, const char *arg)
     if (s == NULL) {
         if (rc < 0)
             say_failure(ui->w.c, rc, "/stat");
+        else
+            say("/stat: the daemon has closed the session");
         return;
     }
     if (ui->a->json) {

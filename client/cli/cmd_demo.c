@@ -438,12 +438,7 @@ int cmd_demo(struct args *a)
 {
     struct demo *d = calloc(1, sizeof(*d));
     struct private_daemon *own = NULL;
-    struct private_options opt = {.model = a->model,
-                                  .threads = a->threads,
-                                  .isa = a->isa,
-                                  .activations = a->activations,
-                                  .kv_memory = a->kv_memory,
-                                  .bar = !a->quiet};
+    struct private_options opt = private_options(a);
     struct err e = {0};
     char *text = NULL, model[4096];
     size_t len = 0;

@@ -10,12 +10,7 @@
 
 static int start_own(struct link *l, const struct args *a)
 {
-    struct private_options opt = {.model = a->model,
-                                  .threads = a->threads,
-                                  .isa = a->isa,
-                                  .activations = a->activations,
-                                  .kv_memory = a->kv_memory,
-                                  .bar = !a->quiet};
+    struct private_options opt = private_options(a);
     struct err e = {0};
 
     if (args_check(a, &e) < 0) { /* before seconds go by */

@@ -183,7 +183,7 @@ static int child_start(struct private_daemon *d, const struct private_options *o
                        const char *model, struct err *e)
 {
     char log_path[100], line_text[16];
-    char *argv[18];
+    char *argv[32];
     int pair[2], n = 0;
 
     snprintf(log_path, sizeof(log_path), "%s/log", d->dir);
@@ -200,22 +200,15 @@ static int child_start(struct private_daemon *d, const struct private_options *o
                            "--model",  model,         "--parent-fd",      line_text};
     for (size_t i = 0; i < ARRAY_LEN(words); i++)
         argv[n++] = word(words[i]);
-    if (opt->threads != NULL) {
-        argv[n++] = word("--threads");
-        argv[n++] = word(opt->threads);
-    }
-    if (opt->isa != NULL) {
-        argv[n++] = word("--isa");
-        argv[n++] = word(opt->isa);
-    }
-    if (opt->activations != NULL) {
-        argv[n++] = word("--activations");
-        argv[n++] = word(opt->activations);
-    }
-    if (opt->kv_memory != NULL) {
-        argv[n++] = word("--kv-memory");
-        argv[n++] = word(opt->kv_memory);
-    }
+    const char *options[][2] = {{"--threads", opt->threads},
+                                {"--isa", opt->isa},
+                                {"--activations", opt->activations},
+                                {"--kv-memory", opt->kv_memory}};
+    for (size_t i = 0; i < ARRAY_LEN(options); i++)
+        if (options[i][1] != NULL) {
+            argv[n++] = word(options[i][0]);
+            argv[n++] = word(options[i][1]);
+        }
     argv[n] = NULL;
     pid_t parent = getpid();
     d->pid = fork();
@@ -339,6 +332,16 @@ static void child_stop(struct private_daemon *d)
         poll(NULL, 0, 10);
     }
     d->pid = 0;
+}
+
+struct private_options private_options(const struct args *a)
+{
+    return (struct private_options){.model = a->model,
+                                    .threads = a->threads,
+                                    .isa = a->isa,
+                                    .activations = a->activations,
+                                    .kv_memory = a->kv_memory,
+                                    .bar = !a->quiet};
 }
 
 int private_start(struct private_daemon **ret, const struct private_options *opt, struct err *e)

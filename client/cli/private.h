@@ -16,10 +16,12 @@ struct private_daemon;
 
 struct private_options {
     const char *model; /* path; NULL: the default model */
-    const char *threads, *isa, *activations,
-        *kv_memory; /* as backcastd's options take them; NULL: its defaults */
-    bool bar;       /* show a bar while it loads, if stderr is a terminal */
+    /* as backcastd's options take them; NULL: its defaults */
+    const char *threads, *isa, *activations, *kv_memory;
+    bool bar; /* show a bar while it loads, if stderr is a terminal */
 };
+struct args;
+struct private_options private_options(const struct args *a); /* as the command was asked for it */
 /* Starts one and waits until it can serve a prompt. BC_ECANCELLED: Ctrl-C meanwhile. */
 int private_start(struct private_daemon **ret, const struct private_options *opt, struct err *e);
 const char *private_socket(const struct private_daemon *d);

@@ -236,7 +236,7 @@ struct backcast_event {
         const char *reason; /* "stop" "length" "cancelled" "stalled" "budget" "context" "error"
                                "scores" "retry" */
         const char *text;   /* a sentence, for "error" and "budget" */
-        int code;
+        int code; /* BACKCAST_ECLOSED: the session is gone, and no figures came: they are 0 */
         uint32_t tokens_in, tokens_out, tokens_cached, prunes;
         uint64_t tokens_dropped, prefill_micros, decode_micros;
         int32_t end_id; /* -1: none */

@@ -24,18 +24,30 @@ static const char *string_put(char **at, const ProtobufCBinaryData *b)
     return s;
 }
 
+/* Of n texts, each with its NUL. */
+static size_t strings_bytes(const size_t *len, size_t n)
+{
+    size_t bytes = n;
+    for (size_t i = 0; i < n; i++)
+        bytes += len[i];
+    return bytes;
+}
+
 static size_t strings_size(const Backcast__StatReply *r)
 {
     size_t n = 1;
     for (size_t i = 0; i < r->n_sessions; i++) {
         const Backcast__SessionStat *s = r->sessions[i];
-        n += s->name.len + s->model.len + s->policy.len + s->kv_type.len + s->state.len +
-             s->client.len + s->positions.len + s->tier.len + s->score.len + s->trigger.len +
-             s->chat_template.len + 11;
+        const size_t len[] = {s->name.len,  s->model.len,   s->policy.len,       s->kv_type.len,
+                              s->state.len, s->client.len,  s->positions.len,    s->tier.len,
+                              s->score.len, s->trigger.len, s->chat_template.len};
+        n += strings_bytes(len, sizeof(len) / sizeof(*len));
     }
     for (size_t i = 0; i < r->n_models; i++) {
         const Backcast__ModelStat *m = r->models[i];
-        n += m->name.len + m->family.len + m->path.len + m->backend.len + m->chat_template.len + 5;
+        const size_t len[] = {m->name.len, m->family.len, m->path.len, m->backend.len,
+                              m->chat_template.len};
+        n += strings_bytes(len, sizeof(len) / sizeof(*len));
     }
     for (size_t i = 0; r->daemon != NULL && i < r->daemon->n_ledger; i++)
         n += r->daemon->ledger[i]->name.len + 1;
