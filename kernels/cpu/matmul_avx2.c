@@ -174,7 +174,14 @@ INLINE void tile_run(const struct kind k, const struct q8_tile *t)
         rows_run(k, t, r, 1, 0, 2, &c);
 }
 
-static void q8_avx2(const struct q8_tile *t){KIND_SWITCH(t, tile_run)}
+EACH_FORM(FORM_FUNCTIONS)
+
+static void q8_avx2(const struct q8_tile *t)
+{
+    switch (t->form) {
+        EACH_FORM(FORM_CASE)
+    }
+}
 
 /* ---- float weights
  * ------------------------------------------------------------------------------- */

@@ -157,7 +157,14 @@ INLINE void tile_run(const struct kind k, const struct q8_tile *t)
         rows_run(k, t, r, 1);
 }
 
-void q8_avx512(const struct q8_tile *t){KIND_SWITCH(t, tile_run)}
+EACH_FORM(FORM_FUNCTIONS)
+
+void q8_avx512(const struct q8_tile *t)
+{
+    switch (t->form) {
+        EACH_FORM(FORM_CASE)
+    }
+}
 
 /* ---- float weights
  * ------------------------------------------------------------------------------- */

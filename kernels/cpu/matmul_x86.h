@@ -25,41 +25,33 @@ INLINE void ahead_ask(const struct q8_tile *t, uint32_t block)
         __builtin_prefetch(p + i, 0, 3);
 }
 
-/* Calls run(kind, t) with the kind of t's form and activations as a constant. */
-#define KIND_SWITCH(t, run)                                                                        \
-    if ((t)->wide) {                                                                               \
-        FORM_SWITCH(t, run, true)                                                                  \
-    } else {                                                                                       \
-        FORM_SWITCH(t, run, false)                                                                 \
+/* Every form as (form, kind without `wide`). */
+#define EACH_FORM(DO)                                                                              \
+    DO(FORM_NIB, NIB, 1, false)                                                                    \
+    DO(FORM_NIB_MIN, NIB, 1, true)                                                                 \
+    DO(FORM_NIB_2, NIB, 2, false)                                                                  \
+    DO(FORM_NIB_2_MIN, NIB, 2, true)                                                               \
+    DO(FORM_TABLE, TABLE, 1, false)                                                                \
+    DO(FORM_BYTE, BYTE, 1, false)                                                                  \
+    DO(FORM_BYTE_MIN, BYTE, 1, true)                                                               \
+    DO(FORM_BYTE_2, BYTE, 2, false)
+
+/* The file's tile_run(kind, t), always inline, with kinds as constants: a function each, for one of all of them takes the
+ * compiler minutes where memory is checked. */
+#define FORM_FUNCTIONS(form, ...)                                                                  \
+    static __attribute__((noinline)) void tile_##form##_8(const struct q8_tile *t)                 \
+    {                                                                                              \
+        tile_run((struct kind){__VA_ARGS__, false}, t);                                            \
+    }                                                                                              \
+    static __attribute__((noinline)) void tile_##form##_16(const struct q8_tile *t)                \
+    {                                                                                              \
+        tile_run((struct kind){__VA_ARGS__, true}, t);                                             \
     }
 
-#define FORM_SWITCH(t, run, wide)                                                                  \
-    switch ((t)->form) {                                                                           \
-    case FORM_NIB:                                                                                 \
-        run((struct kind){NIB, 1, false, wide}, t);                                                \
-        break;                                                                                     \
-    case FORM_NIB_MIN:                                                                             \
-        run((struct kind){NIB, 1, true, wide}, t);                                                 \
-        break;                                                                                     \
-    case FORM_NIB_2:                                                                               \
-        run((struct kind){NIB, 2, false, wide}, t);                                                \
-        break;                                                                                     \
-    case FORM_NIB_2_MIN:                                                                           \
-        run((struct kind){NIB, 2, true, wide}, t);                                                 \
-        break;                                                                                     \
-    case FORM_TABLE:                                                                               \
-        run((struct kind){TABLE, 1, false, wide}, t);                                              \
-        break;                                                                                     \
-    case FORM_BYTE:                                                                                \
-        run((struct kind){BYTE, 1, false, wide}, t);                                               \
-        break;                                                                                     \
-    case FORM_BYTE_MIN:                                                                            \
-        run((struct kind){BYTE, 1, true, wide}, t);                                                \
-        break;                                                                                     \
-    case FORM_BYTE_2:                                                                              \
-        run((struct kind){BYTE, 2, false, wide}, t);                                               \
-        break;                                                                                     \
-    }
+#define FORM_CASE(form, ...)                                                                       \
+    case form:                                                                                     \
+        t->wide ? tile_##form##_16(t) : tile_##form##_8(t);                                        \
+        break;
 
 /* Of matmul_avx512.c, for the AMX tables: what they do not do with tiles. */
 void q8_avx512(const struct q8_tile *t);

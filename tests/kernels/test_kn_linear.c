@@ -257,7 +257,7 @@ static void long_rows(void **state)
 {
     (void)state;
     static const enum kn_type types[] = {KN_F32, KN_BF16, KN_Q8_0, KN_Q4_1, KN_Q6_K, KN_Q4_K};
-    for (size_t t = 0; t < KC_LEN(types); t++) {
+    for (size_t t = QUANTISED_ONLY ? 2 : 0; t < KC_LEN(types); t++) {
         struct problem p = problem_make(types[t], 17, 8960, 77);
         for (unsigned i = 0; i < set.n; i++)
             run_problem(set.kn[i], &p);
@@ -346,7 +346,7 @@ static void several_weights_bias_and_add(void **state)
                                             {KN_F32, KN_Q8_0, KN_F16},
                                             {KN_BF16, KN_BF16, KN_IQ4_XS}};
     static const uint32_t rows[] = {1, 2, 5, 70};
-    for (size_t m = 0; m < KC_LEN(mixes); m++)
+    for (size_t m = QUANTISED_ONLY; m < KC_LEN(mixes); m++)
         for (size_t r = 0; r < KC_LEN(rows); r++) {
             struct joint j = {.rows = rows[r], .cols = 256};
             static const uint32_t widths[] = {96, 33, 17};
