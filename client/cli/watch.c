@@ -288,19 +288,34 @@ static void show(struct watch *w, const struct backcast_event *ev)
     }
 }
 
+/* Why an answer is not whole, where the END has no sentence of its own. */
+static const char *early_text(const struct backcast_event *ev)
+{
+    static const char *const rows[][2] = {{"cancelled", "not by this command"},
+                                          {"stalled", "nobody has read it for too long"},
+                                          {"context", "the model's trained context is full"},
+                                          {"retry", "the daemon is stopping"}};
+
+    for (size_t i = 0; ev->end.text[0] == '\0' && i < ARRAY_LEN(rows); i++)
+        if (strcmp(ev->end.reason, rows[i][0]) == 0)
+            return rows[i][1];
+    return ev->end.text;
+}
+
 /* What an END means for the command. */
 static int end_exit(struct watch *w, const struct backcast_event *ev)
 {
+    const char *text = early_text(ev);
+
     w->closed = ev->end.code == BACKCAST_ECLOSED;
-    if (strcmp(ev->end.reason, "cancelled") == 0)
-        return w->cancelled ? CLI_INTERRUPTED : CLI_FAILED;
+    if (strcmp(ev->end.reason, "cancelled") == 0 && w->cancelled)
+        return CLI_INTERRUPTED;
     if (strcmp(ev->end.reason, "stop") == 0 || strcmp(ev->end.reason, "length") == 0)
         return CLI_FINE;
     if (w->closed)
         say("the answer broke off: the daemon has closed the session");
     else
-        say("the answer ended early: %s%s%s", ev->end.reason, ev->end.text[0] != '\0' ? ": " : "",
-            ev->end.text);
+        say("the answer ended early: %s%s%s", ev->end.reason, text[0] != '\0' ? ": " : "", text);
     return CLI_FAILED;
 }
 
