@@ -255,8 +255,9 @@ void queue_refuse_all(struct engine *en, const struct err *e);
 void queue_inbox_take(struct engine *en, struct command **ret); /* a list; the caller owns it */
 /* Until something came, or until_us (UINT64_MAX: as long as it takes). False: stop. */
 bool queue_wait(struct engine *en, uint64_t until_us);
-void queue_publish(struct engine *en);                          /* made reports -> outbox, wake */
-void queue_to_engine(struct engine *en, struct command *c);     /* from intake */
+void queue_answer(struct engine *en);                       /* made reports -> outbox, wake */
+void queue_publish(struct engine *en);                      /* so, and durable ones to the disk */
+void queue_to_engine(struct engine *en, struct command *c); /* from intake */
 void queue_command_done(struct engine *en, struct command **c); /* frees it, one fewer under way */
 bool queue_has_prompt(struct engine *en, struct session *s);    /* of this session, in intake */
 /* A prompt came out of intake. False: it was cancelled in there, and answered then. */

@@ -2,7 +2,7 @@
  *
  *             .------------------------- engine_step -------------------------.
  *   inbox --> | commands -> who runs -> memory -> pass -> sample -> deliver    | --> outbox
- *             |                          | prune                               |
+ *             |     | answers              | prune                             |
  *             '----------------------------------------------------------------'
  *   nothing to do: the thread sleeps on a condition variable until a command comes.
  */
@@ -41,10 +41,9 @@ static void inbox_take(struct engine *en)
     }
 }
 
-static void stats_publish(struct engine *en)
+static void totals_publish(struct engine *en)
 {
     struct engine_counts c;
-    en->steps += en->worked;
     engine_counts(en, &c);
     const uint64_t words[] = {c.kv_held, c.kv_live,        c.bytes_weights, c.bytes_scratch,
                               c.steps,   c.reports_queued, c.sessions};
@@ -53,6 +52,22 @@ static void stats_publish(struct engine *en)
     for (unsigned i = 0; i < ARRAY_LEN(words); i++)
         atomic_store(&en->totals[i], words[i]);
     atomic_store(&en->totals_seq, seq + 2);
+}
+
+/* What the inbox was answered must not wait for the pass: who asks for several things, one after the
+ * other, would be a pass late with each. Totals first: an answer's reader may look at them. */
+static void answers_publish(struct engine *en)
+{
+    if (en->made == NULL)
+        return;
+    totals_publish(en);
+    queue_answer(en);
+}
+
+static void stats_publish(struct engine *en)
+{
+    en->steps += en->worked;
+    totals_publish(en);
     queue_publish(en);
 }
 
@@ -61,6 +76,7 @@ enum engine_state engine_step(struct engine *en)
     MAGIC_OK(en, ENGINE_MAGIC);
     en->worked = false;
     inbox_take(en);       /* 1 opens, prompts, cancels, budgets, closes */
+    answers_publish(en);  /*   to all of which the answers go now */
     tier_run(en);         /*   caches that leave or come back, a few blocks of them */
     sched_pick(en);       /* 2 decodes first, then prompt chunks in fair turns */
     pressure_reserve(en); /* 3 a slot for every new token; prune first where it is due */
@@ -68,7 +84,7 @@ enum engine_state engine_step(struct engine *en)
     sample_batch(en);     /* 5 the next ids */
     deliver_batch(en);    /* 6 text, stop rules, ends */
     budgets_check(en);    /* 7 no ceiling was broken */
-    stats_publish(en);    /* 8 totals, and all reports of this step at once */
+    stats_publish(en);    /* 8 totals, and what this step's pass made, at once */
     return en->worked ? ENGINE_RAN : ENGINE_IDLE;
 }
 

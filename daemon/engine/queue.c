@@ -265,9 +265,8 @@ void queue_refuse_all(struct engine *en, const struct err *e)
 
 /* ---- reports ---- */
 
-void queue_publish(struct engine *en)
+void queue_answer(struct engine *en)
 {
-    keepers_flush(en);
     if (en->made == NULL)
         return;
     pthread_mutex_lock(&en->lock);
@@ -280,6 +279,12 @@ void queue_publish(struct engine *en)
     en->n_made = 0;
     if (en->opt.wake != NULL)
         en->opt.wake(en->opt.wake_arg);
+}
+
+void queue_publish(struct engine *en)
+{
+    keepers_flush(en);
+    queue_answer(en);
 }
 
 struct report *engine_take(struct engine *en)

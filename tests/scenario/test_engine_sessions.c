@@ -426,6 +426,57 @@ static void a_slow_reader_parks_itself_alone(void **state)
     eh_close(&h);
 }
 
+/* ---- answers ---- */
+
+/* What had come at each wake-up of a step. */
+struct wakes {
+    struct eh *h;
+    uint64_t session;
+    uint32_t n, replies[8], streamed[8];
+};
+
+static void on_wake(void *arg)
+{
+    struct wakes *w = arg;
+    if (w->h == NULL || w->n == ARRAY_LEN(w->replies))
+        return;
+    eh_collect(w->h);
+    const struct eh_stream *st = eh_stream(w->h, w->session);
+    w->replies[w->n] = w->h->n_replies;
+    w->streamed[w->n++] = st->n_progress + st->n_ids;
+}
+
+static void wake_tweak(struct engine_options *o, void *arg)
+{
+    o->wake = on_wake;
+    o->wake_arg = arg;
+}
+
+/* Who asks for something while others' rows are computed is not told a pass later. */
+static void answers_do_not_wait_for_the_pass(void **state)
+{
+    (void)state;
+    struct wakes w = {0};
+    struct eh *h = eh_open("tiny-llama.gguf", wake_tweak, &w);
+    struct generate_options o = eh_greedy(8);
+    int32_t *ids = prompt_of(0, 40);
+    w.session = eh_session(h, &(struct eh_ask){.policy = "none"});
+    eh_collect(h);
+    uint32_t before = h->n_replies, request = eh_post_ids(h, w.session, ids, 40, &o);
+    w.h = h;
+    eh_step(h);
+    w.h = NULL;
+    assert_int_equal(w.n, 2);
+    assert_int_equal(w.replies[0], before + 1); /* accepted, and nothing computed yet */
+    assert_int_equal(w.streamed[0], 0);
+    assert_int_equal(w.replies[1], before + 1);
+    assert_true(w.streamed[1] > 0);
+    eh_expect(h, request, REP_ACCEPTED);
+    eh_run_to_end(h, w.session);
+    free(ids);
+    eh_close(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -437,6 +488,7 @@ int main(void)
         cmocka_unit_test(users_share_and_not_sessions),
         cmocka_unit_test(more_decodes_than_places_share_them),
         cmocka_unit_test(a_slow_reader_parks_itself_alone),
+        cmocka_unit_test(answers_do_not_wait_for_the_pass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
