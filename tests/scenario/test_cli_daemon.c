@@ -277,7 +277,15 @@ static void private_daemon_answers_like_the_other(void **state)
     prog_free(&s);
     r = RUN("hello\n", "chat", "-m", MODEL, "--raw", "-N", "5", "--threads", "1");
     prog_check("chat", &r, 0, NULL, "starting a private one");
-    CHECK(1, NULL, "backcastd did not start", "run", "-m", MODEL, "--threads", "lots", "hello");
+    static const char *const wrong[][3] = {{"--threads", "lots", "threads = \"lots\""},
+                                           {"--activations", "9", "activations = \"9\""},
+                                           {"--kv-memory", "much", "kv_memory = \"much\""},
+                                           {"--isa", "abacus", "abacus"}};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        r = RUN(NULL, "run", "-m", MODEL, wrong[i][0], wrong[i][1], "hello");
+        assert_non_null(strstr(r.err, "backcastd did not start: "));
+        prog_check(wrong[i][0], &r, 1, NULL, wrong[i][2]);
+    }
 
     const char *argv[] = {COMMAND,    "run",  "-m",           MODEL,       "--raw",
                           "-N",       "1000", "--ignore-end", "--threads", "1",

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include <math.h>
+#include <unistd.h>
 #include "cli.h"
 #include "json.h"
 #include "map.h"
@@ -287,6 +288,35 @@ static void transcript_trusts_the_stream_more_than_itself(void **state)
     transcript_close(&t);
 }
 
+/* ---- listings */
+
+static void a_name_is_this_users_first(void **state)
+{
+    (void)state;
+    uint32_t me = geteuid();
+    const struct backcast_session_stat sessions[] = {{.id = 1, .uid = me + 1, .name = "theirs"},
+                                                     {.id = 2, .uid = me + 2, .name = "theirs"},
+                                                     {.id = 3, .uid = me + 1, .name = "both"},
+                                                     {.id = 4, .uid = me, .name = "both"},
+                                                     {.id = 5, .uid = me + 2, .name = "both"},
+                                                     {.id = 6, .uid = me + 1, .name = "one"}};
+    static const struct {
+        const char *name;
+        uint64_t id;
+        unsigned others;
+    } rows[] = {{"theirs", 2, 2}, {"both", 4, 0}, {"one", 6, 1}, {"none", 0, 0}};
+    struct backcast_stats st = {.sessions = sessions, .n_sessions = ARRAY_LEN(sessions)};
+
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        unsigned others = 7;
+        const struct backcast_session_stat *s = stats_named(&st, rows[i].name, &others);
+        assert_int_equal(s != NULL ? s->id : 0, rows[i].id);
+        assert_int_equal(others, rows[i].others);
+    }
+    assert_ptr_equal(stats_session(&st, 5), &sessions[4]);
+    assert_null(stats_session(&st, 0));
+}
+
 /* ---- what an END says of speed */
 
 static void steps_are_what_came_after_the_prompt(void **state)
@@ -442,6 +472,7 @@ int main(void)
         cmocka_unit_test(json_escapes_every_byte),
         cmocka_unit_test(transcript_knows_the_words_of_ranges),
         cmocka_unit_test(transcript_trusts_the_stream_more_than_itself),
+        cmocka_unit_test(a_name_is_this_users_first),
         cmocka_unit_test(steps_are_what_came_after_the_prompt),
         cmocka_unit_test(a_map_shows_text_and_nothing_else),
         cmocka_unit_test(a_map_without_scores_or_rows_can_be_drawn),
