@@ -96,16 +96,12 @@ struct logit_job {
     float *ret;
 };
 
-/* No hardware foresees which group comes next: all lines of it, or those of a bundle that are this group's. */
+/* No hardware foresees which group comes next. Of floats it soon sees the step from line to line in their bundle, and asking for
+ * all of those costs more than it brings (tests/bench/NOTES.md). */
 static void logit_ask(const struct kn_weight *w, uint32_t id)
 {
-    uint32_t group = id / CPU_LANES;
-    size_t line = w->format ? 64 : pack_line(w), step = w->format ? 64 : CPU_FLOAT_GROUPS * line;
-    if (id >= w->rows) /* logit_items says so */
-        return;
-    const uint8_t *at = w->format ? pack_group(w, group) : pack_floats(w, group);
-    for (size_t i = 0; i < w->group_bytes / line; i++)
-        __builtin_prefetch(at + i * step, 0, 2);
+    for (size_t b = 0; w->format && id < w->rows && b < w->group_bytes; b += 64)
+        __builtin_prefetch(pack_group(w, id / CPU_LANES) + b, 0, 2);
 }
 
 static void logit_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
