@@ -11,9 +11,12 @@ static const struct command_row commands[] = {
      "then an empty line, then the arguments. The answer goes to stdout; what was forgotten and "
      "the\n"
      "figures go to stderr. Where no daemon listens, a private one is started for the life of the\n"
-     "command. Ctrl-C cancels the answer, a second one ends the command. With --json: one event a\n"
-     "line. A session of --name that is there gets the --budget and --keep-tokens that are given;\n"
-     "what else it was opened with cannot change: another value is an error.",
+     "command; where one does, options of a private one are an error. Ctrl-C cancels the answer, "
+     "a\n"
+     "second one ends the command. With --json: one event a line. A session of --name that is "
+     "there\n"
+     "gets the --budget and --keep-tokens that are given; what else it was opened with cannot\n"
+     "change: another value is an error.",
      cmd_run},
     {"chat", OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_START, 0, 0,
      "[options]", "a conversation",
