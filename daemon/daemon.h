@@ -21,8 +21,8 @@
 #include "paths.h"
 
 #define DAEMON_MAGIC 0x6461656du
-#define DAEMON_STOP_MS                                                                             \
-    4000 /* and stop_snapshots: then the process ends without the engine's consent */
+/* Beside stop_snapshots: then the process ends without the engine's consent */
+#define DAEMON_STOP_MS 4000
 #define DAEMON_EXIT_DEVICE 70
 #define DAEMON_WATCH_MS 1000
 

@@ -113,8 +113,8 @@ void seqcache_claim(struct seqcache *s);
 
 size_t seqcache_bytes_live(const struct seqcache *s); /* rows x row cost */
 size_t seqcache_bytes_held(const struct seqcache *s); /* pages x page cost, shared ones too */
-size_t
-seqcache_bytes_shared(const struct seqcache *s); /* of those: pages that others hold as well */
-uint64_t
-seqcache_rows_moved(const struct seqcache *s); /* copies, ever: an eviction must not make any */
+/* of those: pages that others hold as well */
+size_t seqcache_bytes_shared(const struct seqcache *s);
+/* copies, ever: an eviction must not make any */
+uint64_t seqcache_rows_moved(const struct seqcache *s);
 #endif

@@ -167,8 +167,8 @@ struct session {
     int32_t pending; /* sampled, not evaluated yet */
     enum chat_state chat_state;
     int32_t *recent; /* [n_recent] ring: token of stream index i at i % n_recent, dropped or not */
-    uint32_t
-        n_recent; /* a power of two, SAMPLER_REPEAT_MAX to HISTORY_MAX: it grows with the stream */
+    /* a power of two, SAMPLER_REPEAT_MAX to HISTORY_MAX: it grows with the stream */
+    uint32_t n_recent;
     uint64_t recent_from; /* ids before this index are not known any more */
 
     struct request *req;
@@ -197,8 +197,8 @@ struct engine {
     struct engine_model_path *paths;
     size_t n_paths;
     uint64_t kv_memory; /* what all caches may take, from now on */
-    uint64_t
-        page_budget; /* the ceiling in force: kv_memory, or what is still above a lowered one */
+    /* the ceiling in force: kv_memory, or what is still above a lowered one */
+    uint64_t page_budget;
     uint64_t refresh_max; /* scratch of the largest refresh that may come, with others: set aside */
     uint64_t weights;     /* of all sessions */
     struct engine_limits limits;
@@ -562,8 +562,8 @@ void positions_report(struct engine *en, struct session *s, const struct batch_e
 void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
                  uint32_t keep);
 void prune_abort(struct session *s);
-void prune_take_back(
-    struct session *s); /* and what was to become true with it: the budget is as it was */
+/* Beside it, what was to become true with it: the budget is as it was. */
+void prune_take_back(struct session *s);
 /* Refreshes and scores under way: score_rows_left rows of them. */
 void prunes_run(struct engine *en);
 /* Rows of refreshes that run now, before the next pass: of the first session, and of those behind it where it has not so many. */

@@ -32,16 +32,16 @@ struct engine;
 
 #define ENGINE_SESSIONS_MAX 4096
 #define ENGINE_INBOX_MAX 4096 /* commands under way: BC_EBUSY beyond */
-#define SESSION_REPORTS_MAX                                                                        \
-    4096 /* stream reports waiting for the loop, per session: then the session is parked */
+/* stream reports waiting for the loop, per session: then the session is parked */
+#define SESSION_REPORTS_MAX 4096
 #define GENERATE_STOPS_MAX 8
 #define GENERATE_STOP_BYTES_MAX 256
 #define GENERATE_LOGPROBS_MAX 20
 
 /* What changes while running, with CMD_LIMITS. */
 struct engine_limits {
-    double
-        uid_percent; /* of kv_memory that the caches of one user may take; 0: uid_bytes; 100: all */
+    /* of kv_memory that the caches of one user may take; 0: uid_bytes; 100: all */
+    double uid_percent;
     uint64_t uid_bytes; /* 0 as well: no limit of its own */
 };
 #define ENGINE_WEIGHT_MAX 1000
@@ -65,13 +65,12 @@ struct engine_options {
     uint32_t activations;           /* kn_options */
     const char *default_model;      /* path; loaded by engine_open unless NULL */
     const char *default_model_name; /* "" or NULL: the file's */
-    const struct engine_model_path
-        *models; /* names that OpenSession takes beside paths; [n_models]; copied */
+    /* names that OpenSession takes beside paths; [n_models]; copied */
+    const struct engine_model_path *models;
     size_t n_models;
     struct ledger *ledger; /* the process's; NULL: one of its own */
-    uint64_t
-        kv_memory_max; /* what it may be raised to while running: addresses are reserved for it;
-                                0: kv_memory */
+    /* what it may be raised to while running: addresses are reserved for it; 0: kv_memory */
+    uint64_t kv_memory_max;
     struct engine_limits limits;
     uint64_t kv_memory;      /* bytes of pages of all sessions together: hard; never 0 */
     uint64_t session_budget; /* default budget of a session, bytes */
@@ -95,14 +94,14 @@ struct engine_options {
     uint32_t score_rows;         /* most refresh rows between two passes; 0: 256 */
     uint32_t max_sessions;       /* 0: ENGINE_SESSIONS_MAX */
     uint32_t max_tokens_default; /* 0: 512 */
-    void (*wake)(
-        void *arg); /* called (any thread) when engine_take has something new; must not wait */
+    /* called (any thread) when engine_take has something new; must not wait */
+    void (*wake)(void *arg);
     void *wake_arg;
     void (*progress)(void *arg, const char *model, uint64_t done,
                      uint64_t total); /* from the loading thread; may be NULL */
     void *progress_arg;
-    struct engine_watch
-        *watch; /* the caller's, zeroed, until engine_close has returned; may be NULL */
+    /* the caller's, zeroed, until engine_close has returned; may be NULL */
+    struct engine_watch *watch;
 };
 struct engine_model_path {
     const char *name, *path, *chat_template;
@@ -171,8 +170,8 @@ struct generate_options {
  * budget in bytes is not judged. kv_type NULL: f16; positions NULL: keep. */
 int engine_session_check(const struct evict_request *r, const char *kv_type, const char *positions,
                          struct err *e);
-void generate_options_init(
-    struct generate_options *o); /* the daemon's defaults: greedy, 512 tokens */
+/* the daemon's defaults: greedy, 512 tokens */
+void generate_options_init(struct generate_options *o);
 int generate_options_check(const struct generate_options *o,
                            struct err *e); /* ranges; names the field */
 

@@ -30,8 +30,8 @@
 #define SLICE_MIN 2u /* they take about as long as one: weights are read once for both */
 #define SLICE_PASSES 0.75
 #define SLICE_MAX 65536u
-#define DEAF_US                                                                                    \
-    1000000u /* a session whose prune for others failed is not asked again for so long */
+/* a session whose prune for others failed is not asked again for so long */
+#define DEAF_US 1000000u
 
 void prune_start(struct engine *en, struct session *s, enum record_prune_reason reason,
                  uint32_t keep)

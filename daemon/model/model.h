@@ -108,8 +108,8 @@ struct model_rest {
     /* [min(info.rest_rows, tokens)][d_model] HOST, the caller's: what the rows are there, if other rows have taken their place on the
      * device since */
     float *x;
-    struct model *
-        m; /* where they have a place, and which: rows at .. at + n - 1; NULL: nowhere. See model_rest_close */
+    /* where they have a place, and which: rows at .. at + n - 1; NULL: nowhere. See model_rest_close */
+    struct model *m;
     uint32_t at;
     struct model_rest *next; /* who else has one */
 };
@@ -122,8 +122,8 @@ struct model_part {
     struct model_rest *rest; /* fast: not used */
     uint32_t next, end;      /* next moves on, by whole blocks */
     float *scores;           /* [seq.n] by cache index */
-    double
-        spent; /* rows' worth of work of the last call, with its part of kn.rows_read for every pass */
+    /* rows' worth of work of the last call, with its part of kn.rows_read for every pass */
+    double spent;
 };
 /* Goes on with all parts in turn, which are of one kind (fast, logprob), for no more than max_rows rows' worth of work. fast: so
  * many rows. Else at least one step of a block: MODEL_REST_ROWS rows, or as many as one layer of which fits into max_rows (at least

@@ -20,8 +20,8 @@
 #define SIZES_MAX 16
 #define SESSIONS_MAX 64u
 #define REPS_MAX 50u
-#define BLOCK                                                                                      \
-    256u /* rows: the engine's prefill_chunk and score_rows, unless --block says another number */
+/* rows: the engine's prefill_chunk and score_rows, unless --block says another number */
+#define BLOCK 256u
 #define BLOCK_MAX 16384u
 #define LONG_US 4000000 /* what takes longer is done once more, not `reps` times */
 

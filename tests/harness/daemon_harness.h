@@ -34,8 +34,8 @@ void dh_long_model(const char *path);                                   /* write
 /* Writes any tiny model with another trained context. */
 void dh_context_model(const char *path, const char *model, uint32_t context);
 void dh_stop(struct dh **d);
-int dh_group_stop(
-    void **state); /* the teardown of a group whose setup has left its daemon in *state */
+/* the teardown of a group whose setup has left its daemon in *state */
+int dh_group_stop(void **state);
 backcast *dh_connect(const struct dh *d); /* the caller disconnects */
 /* After dh_wait: another daemon in the place of the one that ended, on the same socket. It loads when
  * this returns; dh_ready waits until it is ready. */

@@ -39,8 +39,8 @@ void kc_close(struct kc_set *set);
 extern struct kc_set kc_all;
 int kc_all_open(void **state);
 int kc_all_close(void **state);
-const char *
-kc_name(const struct kn *kn); /* "cpu avx2 a8 x3": valid until the call after the next */
+/* "cpu avx2 a8 x3": valid until the call after the next */
+const char *kc_name(const struct kn *kn);
 bool kc_is_ref(const struct kn *kn);
 /* Quantised weights follow kn_int8.h to the bit. */
 bool kc_is_int8(const struct kn *kn);

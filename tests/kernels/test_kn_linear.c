@@ -43,8 +43,8 @@ static int close_set(void **state)
 struct problem {
     struct kn_tensor w;
     float *values, *x;
-    float *
-        exact; /* [ROWS_ALL][rows]: by the integer rule, for BF16 by VDPBF16PS's; NULL for F32, F16 */
+    /* [ROWS_ALL][rows]: by the integer rule, for BF16 by VDPBF16PS's; NULL for F32, F16 */
+    float *exact;
     double *want; /* [ROWS_ALL][rows] */
     float *size;  /* the same shape: sum |w_k x_k| */
 };

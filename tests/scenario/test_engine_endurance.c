@@ -16,8 +16,8 @@
 #include "engine_harness.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define OWN_ALLOCATOR                                                                              \
-    0 /* a sanitizer's address space cannot be limited, and it keeps freed blocks */
+/* a sanitizer's address space cannot be limited, and it keeps freed blocks */
+#define OWN_ALLOCATOR 0
 #else
 #define OWN_ALLOCATOR 1
 #endif

@@ -27,8 +27,8 @@ static const struct device {
     const char *name;
     double launch, read, compute, attend; /* a op, a byte, a byte and row, a key and row */
     uint32_t slice_us, rows_read;
-    double
-        slack; /* a slice may be so many times as long: rates are learned from the slices before */
+    /* a slice may be so many times as long: rates are learned from the slices before */
+    double slack;
 } devices[] = {
     {"bytes, as a GPU", 3000, 2, 0.016, 0.02, 2000, 128, 1.1},
     {"bytes, without a wish", 3000, 2, 0.016, 0.02, 0, 128, 1.1},
