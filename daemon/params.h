@@ -43,6 +43,6 @@ int param_set(struct config *c, const struct param *p, const char *text, uint64_
 void param_format(const struct config *c, const struct param *p, char *ret, size_t size);
 void param_free(struct config *c, const struct param *p);
 bool param_equal(const struct config *a, const struct config *b, const struct param *p);
-/* Moves a's value into b's field. */
+/* Copies from's value into to's field. */
 int param_copy(struct config *to, const struct config *from, const struct param *p);
 #endif

@@ -441,8 +441,9 @@ static void run_tells_that_the_answer_goes_on(void **state)
     (void)state;
     char model[80];
     snprintf(model, sizeof(model), "%s/model.gguf", d->dir);
-    const char *argv[] = {COMMAND, "run",   socket_opt,     "--durable", "--name", "later", "--raw",
-                          "-N",    "20000", "--ignore-end", "-b",        "128t",   "oak",   NULL};
+    const char *argv[] = {COMMAND, "run",   socket_opt, "--durable", "--name",
+                          "later", "--raw", "-N",       "1000000",   "--ignore-end",
+                          "-b",    "128t",  "oak",      NULL};
     struct prog_child c = prog_start(argv, home.env, NULL);
     assert_true(prog_says(c.err, "forgot "));
     assert_int_equal(kill(d->pid, SIGTERM), 0);
@@ -455,8 +456,12 @@ static void run_tells_that_the_answer_goes_on(void **state)
         "run", &r, 1, NULL,
         "broke off: the daemon has closed the session\nbackcast: the daemon has gone: the next "
         "one goes on with the answer (`backcast chat --name later` shows it)\n");
-    r = RUN("", "chat", socket_opt, "--json", "--name", "later");
-    prog_check("chat", &r, 0, "\"tokens_out\":20000", "going on with later");
+    const char *chat[] = {COMMAND, "chat", socket_opt, "--json", "--name", "later", NULL};
+    c = prog_start(chat, home.env, "");
+    assert_true(prog_says(c.out, "\"event\":\"pruned\"")); /* it is under way */
+    assert_int_equal(kill(c.pid, SIGINT), 0);
+    r = prog_wait(&c);
+    prog_check("chat", &r, 130, "\"reason\":\"cancelled\"", "going on with later");
     CHECK(0, "is closed", NULL, "close", socket_opt, "later");
 }
 
