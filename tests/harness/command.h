@@ -26,6 +26,14 @@ struct prog_result backcast_run(const char *const *args, const char *const *env,
 void prog_check(const char *what, struct prog_result *r, int code, const char *out,
                 const char *err);
 
+/* Where a test has a `struct test_home home`: the command with these arguments; the same without input, checked at once. */
+#define RUN(input, ...) backcast_run((const char *const[]){__VA_ARGS__, NULL}, home.env, input)
+#define CHECK(code, out, err, ...)                                                                 \
+    do {                                                                                           \
+        struct prog_result r_ = RUN(NULL, __VA_ARGS__);                                            \
+        prog_check(#__VA_ARGS__, &r_, code, out, err);                                             \
+    } while (0)
+
 /* A home of its own: no daemon, no model, no history of whoever runs the test. */
 struct test_home {
     char dir[FOLDER_PATH];

@@ -43,13 +43,6 @@ static int stop(void **state)
     return 0;
 }
 
-#define RUN(input, ...) backcast_run((const char *const[]){__VA_ARGS__, NULL}, home.env, input)
-#define CHECK(code, out, err, ...)                                                                 \
-    do {                                                                                           \
-        struct prog_result r_ = RUN(NULL, __VA_ARGS__);                                            \
-        prog_check(#__VA_ARGS__, &r_, code, out, err);                                             \
-    } while (0)
-
 /* Two answers of one session: the second command prints the second alone, as a session that was
  * asked both in one conversation does. */
 static void run_prints_its_own_answer(void **state)
