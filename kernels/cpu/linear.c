@@ -256,16 +256,33 @@ static void linear_items(void *ctx, unsigned thread, uint32_t first, uint32_t en
     products_end(j->c, thread);
 }
 
+/* Many rows: runs of one tile's groups, so many a thread that nobody waits long for the last one, where there are as many. */
+#define RUNS_MANY 16
+
+static bool share_many(struct linear_job *j, uint32_t blocks, uint32_t threads)
+{
+    uint32_t most = blocks / (ACC_ROWS / CPU_ROWS);
+    uint32_t runs = (j->n_groups + CPU_FLOAT_GROUPS - 1) / CPU_FLOAT_GROUPS;
+    uint32_t parts = KN_MIN(most, (RUNS_MANY * threads + runs - 1) / runs);
+    if (parts == 0 || parts * runs < RUNS_MANY / 2 * threads)
+        return false;
+    uint32_t part_blocks = (blocks + parts - 1) / parts, step = ACC_ROWS / CPU_ROWS;
+    j->part_rows = (part_blocks + step - 1) / step * ACC_ROWS;
+    return true;
+}
+
 /* Rows staged; shares them out. */
 static void linear_staged(struct linear_job *j)
 {
     uint32_t rows = j->c->stage.rows, threads = team_size(j->c->team);
     uint32_t blocks = (rows + CPU_ROWS - 1) / CPU_ROWS, want = 4 * threads;
+    bool many = share_many(j, blocks, threads);
     uint32_t parts = KN_MAX(1u, KN_MIN(blocks, (want + j->n_groups - 1) / j->n_groups));
-    j->part_rows = (blocks + parts - 1) / parts * CPU_ROWS;
+    if (!many)
+        j->part_rows = (blocks + parts - 1) / parts * CPU_ROWS;
     parts = (rows + j->part_rows - 1) / j->part_rows;
     uint32_t items = parts * j->n_groups;
-    uint32_t run = KN_MAX(1u, items / want);
+    uint32_t run = many ? CPU_FLOAT_GROUPS : KN_MAX(1u, items / want);
     if (!j->w[0]->format) /* bundles stay whole */
         run = (run + CPU_FLOAT_GROUPS - 1) / CPU_FLOAT_GROUPS * CPU_FLOAT_GROUPS;
     team_run(j->c->team, linear_items, j, items, run);
