@@ -10,8 +10,8 @@
  *   | tile tile tile tile | tile tile tile tile | ..    64 cache indices a tile, ATTN_SPAN tiles a span
  *   '------- span --------'------- span --------'
  *
- * A span's tiles are merged into an empty state, ascending, and spans into another one: the same numbers by the same
- * formula in the same order both ways, so a row's result does not tell which way was taken. Borders are cache indices. */
+ * A span's first tile makes a state that the others join, ascending, and its first span one that the other spans join: the same
+ * numbers by the same formula in the same order both ways, so a row's result does not tell which way was taken. Borders are cache indices. */
 #include "cpu.h"
 #include "kn_kv_addr.h"
 #include "ops.h"
@@ -179,12 +179,6 @@ static void sums_clear(uint32_t n_q, float *m, float *l)
     }
 }
 
-static void state_clear(uint32_t n_q, uint32_t d_pad, const struct attn_merge *g)
-{
-    sums_clear(n_q, g->m, g->l);
-    memset(g->acc, 0, (size_t)n_q * d_pad * sizeof *g->acc);
-}
-
 static void finish(const struct attn_job *j, const struct queries *u, const float *l,
                    const float *acc)
 {
@@ -216,16 +210,16 @@ static struct place place_of(const struct attn_job *j, const struct attn_block *
                           .end_tile = KN_MIN(block->end_tile, (span + 1) * ATTN_SPAN)};
 }
 
-/* The state of the tiles of p, into g. Memory is asked for what the thread looks at next: `after`, or NULL where it does not
+/* The state of the tiles of p, into g: the first one's is it already, the others join it. Memory is asked for what the thread looks at next: `after`, or NULL where it does not
  * know. room: q is set, and rows[now] are those of p's first tile; behind it those of after's. */
 static void span_attend(const struct attn_job *j, const struct place *p, const struct place *after,
                         struct cpu_scratch *room, struct attn_merge *g)
 {
-    struct attn_tile t = {.q = room->q, .m = room->m_t, .l = room->l_t, .acc = room->a_t};
-    g->m_t = t.m;
-    g->l_t = t.l;
-    g->acc_t = t.acc;
-    state_clear(p->u.n_q, j->d_pad, g);
+    struct attn_tile t = {.q = room->q, .m = g->m, .l = g->l, .acc = g->acc};
+    g->m_t = room->m_t;
+    g->l_t = room->l_t;
+    g->acc_t = room->a_t;
+    kn_assert(p->tile < p->end_tile);
     for (uint32_t tile = p->tile; tile < p->end_tile; tile++) {
         struct attn_rows *next = &room->rows[1 - room->now];
         room->more = tile + 1 < p->end_tile || after;
@@ -234,7 +228,11 @@ static void span_attend(const struct attn_job *j, const struct place *p, const s
         else if (after)
             tile_rows(j, &after->u, after->tile, next);
         tile_attend(j, &p->u, tile, room, &t);
-        j->c->attn->merge(g);
+        if (tile > p->tile)
+            j->c->attn->merge(g);
+        t.m = room->m_t;
+        t.l = room->l_t;
+        t.acc = room->a_t;
     }
 }
 
@@ -243,27 +241,39 @@ static uint32_t spans_end(const struct attn_block *block)
     return (block->end_tile + ATTN_SPAN - 1) / ATTN_SPAN;
 }
 
-/* Items: (block, unit). The last blocks of a prompt see most: they go first. */
+/* Items: (block, unit). The blocks that see most go first, so that threads end together: a prompt's last ones, the first ones of
+ * rows that look at what came after them. */
+static uint32_t block_of(const struct attn_job *j, uint32_t item)
+{
+    const struct attn_block *k = j->c->attn_blocks, *last = k + j->n_blocks - 1;
+    bool backwards = last->end_tile - last->first_tile >= k->end_tile - k->first_tile;
+    uint32_t block = item / j->n_units;
+    return backwards ? j->n_blocks - 1 - block : block;
+}
+
 static void whole_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     const struct attn_job *j = ctx;
     struct cpu_scratch *room = &j->c->scratch[thread];
     for (uint32_t item = first; item < end; item++) {
-        const struct attn_block *block = &j->c->attn_blocks[j->n_blocks - 1 - item / j->n_units];
+        const struct attn_block *block = &j->c->attn_blocks[block_of(j, item)];
         uint32_t unit = item % j->n_units, span = block->first_tile / ATTN_SPAN;
         struct place p = place_of(j, block, unit, span), after;
         struct attn_merge g = {p.u.n_q,      j->d_pad, room->m_span, room->l_span,
                                room->a_span, NULL,     NULL,         NULL};
-        struct attn_merge run = {p.u.n_q, j->d_pad,     room->m_run,  room->l_run,
-                                 room->a, room->m_span, room->l_span, room->a_span};
+        struct attn_merge run = {p.u.n_q, j->d_pad, room->m_run, room->l_run,
+                                 room->a, NULL,     NULL,        NULL};
         queries_load(j, &p.u, room->q);
-        state_clear(p.u.n_q, j->d_pad, &run);
         if (p.tile < p.end_tile)
             tile_rows(j, &p.u, p.tile, &room->rows[room->now]);
-        for (; span < spans_end(block); span++, p = after) {
+        for (bool more = false; span < spans_end(block); span++, p = after, more = true) {
             after = place_of(j, block, unit, span + 1);
-            span_attend(j, &p, span + 1 < spans_end(block) ? &after : NULL, room, &g);
-            j->c->attn->merge(&run);
+            span_attend(j, &p, span + 1 < spans_end(block) ? &after : NULL, room, more ? &g : &run);
+            if (more)
+                j->c->attn->merge(&run);
+            run.m_t = room->m_span;
+            run.l_t = room->l_span;
+            run.acc_t = room->a_span;
         }
         finish(j, &p.u, run.l, run.acc);
     }
@@ -314,11 +324,12 @@ static void merge_items(void *ctx, unsigned thread, uint32_t first, uint32_t end
     for (uint32_t unit = first; unit < end; unit++) {
         struct queries u = queries_of(j, j->block, unit);
         struct attn_merge run = state_at(j, j->c->attn_state + unit * step, u.n_q);
-        if (j->first_pass)
-            state_clear(u.n_q, j->d_pad, &run);
-        for (uint32_t i = 0; i < j->n_spans; i++) {
-            struct attn_merge part =
-                state_at(j, j->c->attn_part + (unit * j->n_spans + i) * step, u.n_q);
+        float *parts = j->c->attn_part + (size_t)unit * j->n_spans * step;
+        uint32_t begin = j->first_pass && j->n_spans > 0;
+        if (begin)
+            memcpy(run.m, parts, u.n_q * (j->d_pad + 2) * sizeof *parts);
+        for (uint32_t i = begin; i < j->n_spans; i++) {
+            struct attn_merge part = state_at(j, parts + i * step, u.n_q);
             run.m_t = part.m;
             run.l_t = part.l;
             run.acc_t = part.acc;

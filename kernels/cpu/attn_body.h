@@ -123,11 +123,17 @@ static void load(const struct attn_rows *r, float *kt, float *v)
 /* ---- scores
  * ----------------------------------------------------------------------------------------- */
 
-/* n queries with DOT_VECS registers of keys at a time: every class has its own sums. */
+/* n queries with DOT_VECS registers of keys at a time: every class has its own sums. Keys that none of them sees are left
+ * out: neighbouring queries are heads of one row, so at the border of what it sees that is half of a tile. */
 INLINE void dots(const struct attn_tile *t, uint32_t first, const uint32_t n)
 {
     const float *q = t->q + (size_t)first * t->d_pad;
-    for (uint32_t j = 0; j < TILE; j += DOT_VECS * VF_N) {
+    uint32_t from = t->lo[first], end = t->hi[first];
+    for (uint32_t i = first + 1; i < first + n; i++) {
+        from = t->lo[i] < from ? t->lo[i] : from;
+        end = t->hi[i] > end ? t->hi[i] : end;
+    }
+    for (uint32_t j = from / (DOT_VECS * VF_N) * (DOT_VECS * VF_N); j < end; j += DOT_VECS * VF_N) {
         vf acc[DOT_QUERIES][DOT_VECS][CLASSES];
 #pragma GCC unroll 8
         for (uint32_t i = 0; i < n; i++)
@@ -275,6 +281,16 @@ static void scores_turned(const struct attn_tile *t)
         dots(t, i, 1);
 }
 
+/* The whole registers in which query i sees something. */
+struct part {
+    uint32_t from, end;
+};
+
+static inline struct part part_of(const struct attn_tile *t, uint32_t i)
+{
+    return (struct part){t->lo[i] / VF_N * VF_N, (t->hi[i] + VF_N - 1u) / VF_N * VF_N};
+}
+
 static void scores(const struct attn_tile *t)
 {
     if (t->kt)
@@ -283,12 +299,13 @@ static void scores(const struct attn_tile *t)
         scores_turning(t);
     for (uint32_t i = 0; i < t->n_q; i++) {
         float *s = t->s + (size_t)i * TILE;
-        for (uint32_t j = 0; j < t->lo[i]; j++)
+        struct part part = part_of(t, i);
+        for (uint32_t j = part.from; j < t->lo[i]; j++)
             s[j] = -INFINITY;
-        for (uint32_t j = t->hi[i]; j < TILE; j++)
+        for (uint32_t j = t->hi[i]; j < part.end; j++)
             s[j] = -INFINITY;
-        vf m = vf_load(s);
-        for (uint32_t j = VF_N; j < TILE; j += VF_N)
+        vf m = vf_set1(-INFINITY);
+        for (uint32_t j = part.from; j < part.end; j += VF_N)
             m = vf_max(m, vf_load(s + j));
         t->m[i] = vf_top(m);
     }
@@ -301,8 +318,9 @@ static void weights(const struct attn_tile *t)
         t->l[i] = 0.0f;
         if (t->lo[i] == t->hi[i])
             continue;
+        struct part part = part_of(t, i);
         vf m = vf_set1(t->m[i]), sum = vf_set1(0.0f);
-        for (uint32_t j = 0; j < TILE; j += VF_N) {
+        for (uint32_t j = part.from; j < part.end; j += VF_N) {
             vf p = vf_exp(vf_sub(vf_load(s + j), m));
             sum = vf_add(sum, p);
             vf_store(s + j, p);
