@@ -123,8 +123,13 @@ static void room_carve(struct kn_cpu *c, struct carver *k)
     c->attn_part = carve(k, ATTN_PART_FLOATS * sizeof(float));
     c->attn_state = carve(k, ATTN_STATE_FLOATS * sizeof(float));
     c->attn_blocks = carve(k, ATTN_BLOCKS * sizeof *c->attn_blocks);
-    for (unsigned i = 0; i < ROPE_TABLES; i++)
-        c->rope[i].cs = carve(k, ROPE_TABLE_FLOATS * sizeof(float));
+    for (unsigned i = 0; i < ROPE_TABLES; i++) {
+        struct rope_table *t = &c->rope[i];
+        t->since = carve(k, ROPE_PLACES * sizeof *t->since);
+        t->positions = carve(k, ROPE_PLACES * sizeof *t->positions);
+        t->todo = carve(k, ROPE_PLACES * sizeof *t->todo);
+        t->cs = carve(k, ROPE_TABLE_FLOATS * sizeof *t->cs);
+    }
 }
 
 static int room_open(struct kn_cpu *c)

@@ -22,6 +22,7 @@
 #define ATTN_STATE_FLOATS (1u << 18) /* their running states */
 #define ROPE_TABLES 2
 #define ROPE_TABLE_FLOATS (1u << 18)
+#define ROPE_PLACES 4096                            /* of a table, at most */
 #define STAGE_BLOCKS (CPU_COLS_MAX / KN_INT8_BLOCK) /* of 16 rows, staged at a time */
 #define STAGE_FLOAT_BYTES ((size_t)CPU_COLS_MAX * CPU_ROWS * sizeof(float))
 
@@ -58,12 +59,17 @@ struct attn_block {
     uint32_t first_tile, end_tile; /* that any row sees */
 };
 
-/* cos and sin of a batch's positions for one set of frequencies. */
+/* cos and sin of positions for one set of frequencies. A position has one place; what was made for a pass stays for later ones
+ * that are at the same positions. */
 struct rope_table {
-    const struct kn_batch *batch; /* NULL: empty */
-    const float *inv_freq;
-    uint32_t n_rot, first, n_rows;
-    float *cs; /* [n_rows][2][n_rot / 2] */
+    const struct kn_batch *batch; /* whose positions have their places; NULL: none's */
+    float inv_freq[KN_HEAD_DIM_MAX / 2];
+    uint32_t n_rot, n_places; /* n_places 0: empty */
+    uint32_t now;             /* number of the fill */
+    uint32_t *since;          /* [n_places] the fill that last had it; 0: none */
+    int32_t *positions;       /* [n_places] */
+    uint32_t *todo;           /* [n_places] */
+    float *cs;                /* [n_places][2][n_rot / 2] */
 };
 
 struct kn_cpu {

@@ -236,8 +236,8 @@ struct vec_kernels {
     void (*swiglu)(float *out, const float *gate, const float *up, size_t n);
     void (*lse_add)(const struct lse_tile *t);
     void (*lse_row)(const float *max, const float *sum, float *ret_max,
-                    float *ret_sum); /* all lanes */
-    void (*widen)(float *out, const uint16_t *h, size_t n);
+                    float *ret_sum);                                      /* all lanes */
+    void (*widen)(float *out, const uint16_t *h, size_t n, float scale);  /* halves, times it */
     void (*narrow)(uint16_t *out, const float *x, size_t n, float scale); /* x * scale to halves */
     /* n values out of a key's line in a page; into a key's or a value's (KN_Q4_0: values alone). */
     void (*line_get)(enum kn_type type, float *out, const void *line, size_t n);

@@ -99,40 +99,75 @@ static void angles(const struct kn_rope *r, int32_t position, float *cos, float 
     }
 }
 
+/* Items: places whose angles are to be made. */
 static void table_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     (void)thread;
     const struct rope_job *j = ctx;
-    for (uint32_t r = first; r < end; r++) {
-        float *cos = j->table->cs + (size_t)r * j->r->n_rot;
-        angles(j->r, j->b->positions[r], cos, cos + j->r->n_rot / 2);
+    const struct rope_table *t = j->table;
+    for (uint32_t i = first; i < end; i++) {
+        uint32_t place = t->todo[i];
+        float *cos = t->cs + (size_t)place * t->n_rot;
+        angles(j->r, t->positions[place], cos, cos + t->n_rot / 2);
     }
 }
 
-/* The table for this batch and these frequencies, made at the first call of a pass (q of layer 0) and used
- * by all others. A batch too long for it gets its first rows; the rest are computed on the spot. */
-static struct rope_table *table_find(struct rope_job *j)
+static uint32_t table_place(const struct rope_table *t, int32_t position)
 {
-    struct kn_cpu *c = j->c;
+    return (uint32_t)position % t->n_places;
+}
+
+/* The table of these frequencies: of values, for a model that is closed leaves its address to another one. */
+static struct rope_table *table_find(struct kn_cpu *c, const struct kn_rope *r)
+{
+    size_t bytes = r->n_rot / 2 * sizeof *r->inv_freq;
     for (unsigned i = 0; i < ROPE_TABLES; i++) {
         struct rope_table *t = &c->rope[i];
-        if (t->batch == j->b && t->inv_freq == j->r->inv_freq && t->n_rot == j->r->n_rot)
+        if (t->n_places > 0 && t->n_rot == r->n_rot && memcmp(t->inv_freq, r->inv_freq, bytes) == 0)
             return t;
     }
     struct rope_table *t = &c->rope[c->rope_next++ % ROPE_TABLES];
-    t->batch = j->b;
-    t->inv_freq = j->r->inv_freq;
-    t->n_rot = j->r->n_rot;
-    t->n_rows = KN_MIN(j->b->n_rows, ROPE_TABLE_FLOATS / KN_MAX(1u, j->r->n_rot));
-    j->table = t;
-    team_run(c->team, table_items, j, t->n_rows, grain(t->n_rows, (size_t)j->r->n_rot * 16));
+    t->batch = NULL;
+    t->n_rot = r->n_rot;
+    memcpy(t->inv_freq, r->inv_freq, bytes);
+    t->n_places = KN_MIN((uint32_t)ROPE_PLACES, ROPE_TABLE_FLOATS / KN_MAX(1u, r->n_rot));
+    t->now = 0;
+    memset(t->since, 0, t->n_places * sizeof *t->since);
     return t;
+}
+
+/* Places for the batch's positions. One that another row of the batch has is not taken from it: such a row's angles are computed
+ * on the spot. Made at the first call of a pass (q of layer 0), for all others. */
+static void table_fill(struct rope_job *j)
+{
+    struct rope_table *t = j->table;
+    uint32_t n = 0;
+    if (t->batch == j->b)
+        return;
+    t->batch = j->b;
+    if (++t->now == 0) { /* 0 says that a place is empty */
+        memset(t->since, 0, t->n_places * sizeof *t->since);
+        t->now = 1;
+    }
+    for (uint32_t r = 0; r < j->b->n_rows; r++) {
+        int32_t position = j->b->positions[r];
+        uint32_t place = table_place(t, position);
+        bool there = t->since[place] != 0 && t->positions[place] == position;
+        if (t->since[place] == t->now)
+            continue;
+        t->since[place] = t->now;
+        t->positions[place] = position;
+        if (!there)
+            t->todo[n++] = place;
+    }
+    team_run(j->c->team, table_items, j, n, grain(n, (size_t)t->n_rot * 16));
 }
 
 static void rope_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
 {
     (void)thread;
     const struct rope_job *j = ctx;
+    const struct rope_table *t = j->table;
     struct rope_row row = {.style = j->r->style,
                            .n_heads = j->r->n_heads,
                            .head_dim = j->r->head_dim,
@@ -142,10 +177,12 @@ static void rope_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
     float own[KN_HEAD_DIM_MAX];
     for (uint32_t r = first; r < end; r++) {
         const float *cs = own;
-        if (r < j->table->n_rows)
-            cs = j->table->cs + (size_t)r * row.n_rot;
+        int32_t position = j->b->positions[r];
+        uint32_t place = table_place(t, position);
+        if (t->positions[place] == position)
+            cs = t->cs + (size_t)place * row.n_rot;
         else
-            angles(j->r, j->b->positions[r], own, own + row.n_rot / 2);
+            angles(j->r, position, own, own + row.n_rot / 2);
         row.cos = cs;
         row.sin = cs + row.n_rot / 2;
         j->c->vec->rope(&row, j->x + (size_t)r * row.n_heads * row.head_dim);
@@ -156,7 +193,8 @@ void cpu_rope(struct kn *kn, const struct kn_batch *b, const struct kn_rope *r, 
 {
     struct rope_job j = {.c = cpu_of(kn), .b = b, .r = r, .x = x};
     kn_assert(r->n_rot % 2 == 0 && r->n_rot <= r->head_dim && r->head_dim <= KN_HEAD_DIM_MAX);
-    j.table = table_find(&j);
+    j.table = table_find(j.c, r);
+    table_fill(&j);
     team_run(j.c->team, rope_items, &j, b->n_rows,
              grain(b->n_rows, (size_t)r->n_heads * r->head_dim));
 }
@@ -259,10 +297,7 @@ static void hidden_read_items(void *ctx, unsigned thread, uint32_t first, uint32
             memcpy(out, from, j->d * sizeof *out);
             continue;
         }
-        float scale = *kn_kv_hidden_scale(kv, j->slots[r]);
-        j->c->vec->widen(out, from, j->d);
-        for (uint32_t i = 0; i < j->d; i++)
-            out[i] *= scale;
+        j->c->vec->widen(out, from, j->d, *kn_kv_hidden_scale(kv, j->slots[r]));
     }
 }
 

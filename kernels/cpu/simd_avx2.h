@@ -175,6 +175,11 @@ static inline vf vf_spread(vf v, int i)
 {
     return _mm256_permutevar_ps(v, _mm256_set1_epi32(i));
 }
+/* Lanes 2 i and 2 i + 1 change places. */
+static inline vf vf_swap(vf v)
+{
+    return _mm256_permute_ps(v, 0xb1);
+}
 /* Lane 4 g + k: the sum over q, ascending, of lane 4 q + k of r[g]. */
 static inline vf vf_fold(const vf r[2])
 {

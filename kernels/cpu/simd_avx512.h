@@ -171,6 +171,11 @@ static inline vf vf_spread(vf v, int i)
 {
     return _mm512_permutevar_ps(v, _mm512_set1_epi32(i));
 }
+/* Lanes 2 i and 2 i + 1 change places. */
+static inline vf vf_swap(vf v)
+{
+    return _mm512_permute_ps(v, 0xb1);
+}
 /* Lane 4 g + k: the sum over q, ascending, of lane 4 q + k of r[g]. */
 static inline vf vf_fold(const vf r[4])
 {

@@ -71,14 +71,45 @@ static void rmsnorm(float *out, const float *x, const float *gain, uint32_t d, f
                           load_some(gain + i, d - i, 0.0f)));
 }
 
+#if VF_N > 1
+/* Pairs lie side by side: x times | cos cos | cos cos | .., and its neighbour in the pair times | -sin sin | -sin sin | .. The
+ * same two products and their sum as below. Returns the values that are done. */
+static uint32_t rope_pairs(const struct rope_row *r, const float *cos, const float *sin, float *x)
+{
+    uint32_t i = 0;
+    for (; i + VF_N <= r->n_rot; i += VF_N) {
+        vf v = vf_load(x + i);
+        vf_store(x + i, vf_add(vf_mul(v, vf_load(cos + i)), vf_mul(vf_swap(v), vf_load(sin + i))));
+    }
+    return i;
+}
+
+static void rope_spread(const struct rope_row *r, float *cos, float *sin)
+{
+    for (uint32_t i = 0; i < r->n_rot; i++) {
+        cos[i] = r->cos[i / 2];
+        sin[i] = i % 2 ? r->sin[i / 2] : -r->sin[i / 2];
+    }
+}
+#endif
+
 static void rope(const struct rope_row *r, float *x)
 {
     uint32_t half = r->n_rot / 2;
+#if VF_N > 1
+    float cos[KN_HEAD_DIM_MAX], sin[KN_HEAD_DIM_MAX];
+    if (r->style == KN_ROPE_PAIRS)
+        rope_spread(r, cos, sin);
+#endif
     for (uint32_t h = 0; h < r->n_heads; h++, x += r->head_dim) {
         if (r->norm)
             rmsnorm(x, x, r->norm, r->head_dim, r->norm_eps);
         if (r->style == KN_ROPE_PAIRS) {
-            for (uint32_t i = 0; i < half; i++) {
+            uint32_t done = 0;
+#if VF_N > 1
+            done = rope_pairs(r, cos, sin, x);
+#endif
+            for (uint32_t i = done / 2; i < half; i++) {
                 float a = x[2 * i], b = x[2 * i + 1];
                 x[2 * i] = a * r->cos[i] - b * r->sin[i];
                 x[2 * i + 1] = a * r->sin[i] + b * r->cos[i];
@@ -139,13 +170,13 @@ static void lse_row(const float *max, const float *sum, float *ret_max, float *r
     *ret_sum = vf_sum(vf_mul(vf_load(sum), vf_exp(vf_sub(m, vf_set1(*ret_max)))));
 }
 
-static void widen(float *out, const uint16_t *h, size_t n)
+static void widen(float *out, const uint16_t *h, size_t n, float scale)
 {
     size_t i = 0;
     for (; i + VF_N <= n; i += VF_N)
-        vf_store(out + i, vf_load_half(h + i));
+        vf_store(out + i, vf_mul(vf_load_half(h + i), vf_set1(scale)));
     for (; i < n; i++)
-        out[i] = kn_f16_to_f32(h[i]);
+        out[i] = kn_f16_to_f32(h[i]) * scale;
 }
 
 static void narrow(uint16_t *out, const float *x, size_t n, float scale)
@@ -176,7 +207,7 @@ static void line_get(enum kn_type type, float *out, const void *line, size_t n)
     if (type == KN_F32) {
         memcpy(out, line, n * sizeof *out);
     } else if (type == KN_F16) {
-        widen(out, h, n);
+        widen(out, h, n, 1.0f);
     } else if (type == KN_Q8_0) {
         q8_get(out, line, n);
     } else {
