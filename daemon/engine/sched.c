@@ -243,7 +243,8 @@ void batch_forward(struct engine *en)
             decodes += m->batch.entries[i].decode ? m->batch.entries[i].n : 0;
     }
     if (rows > 0 && rows == decodes) { /* nobody's prompt: how long a next word takes */
-        uint64_t us = engine_now(en) - start;
-        en->decode_us = en->decode_us == 0 ? us : (7 * en->decode_us + us) / 8;
+        uint64_t us = engine_now(en) - start, old = en->decode_us;
+        /* one that was put off its core says little of the next ones */
+        en->decode_us = old == 0 ? us : (7 * old + BC_MIN(us, 2 * old)) / 8;
     }
 }
