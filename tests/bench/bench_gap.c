@@ -1,4 +1,5 @@
 /* bench_gap MODEL.gguf [--threads N] [--tokens 4096] [--rounds 5] [--policy NAME [--score NAME]] [--kv-type TYPE]
+ *           [--longest N]
  *
  * What a neighbour feels of a refresh: one session decodes without end while the full cache of another is pruned by one
  * token, for every policy in turn, --rounds times each, in process.
@@ -16,7 +17,11 @@
  *     gap,POLICY SCORE,ratio_worst    of the worst round
  *     gap,POLICY SCORE,rest_max       longest gap at rest: median of the rounds; what the machine does without any refresh
  *     gap,POLICY SCORE,cpu_max, cpu_worst   as ratio_max, ratio_worst, in the process's processor time: without what others on
- *                                     the machine took from it */
+ *                                     the machine took from it
+ *
+ * --longest: the N longest gaps of every round, and what was in them, to standard error:
+ *
+ *     gap AT of ALL: us on the wall (processors: us), slices us, the pass us of what it took until then */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,20 +29,21 @@
 #include <string.h>
 #include <time.h>
 #include "clock.h"
-#include "engine.h"
+#include "core.h"
 
 #define REST 100u /* steps of the neighbour beside a cache at rest, a round */
 #define ROUNDS_MAX 64u
 #define GAPS_MAX 65536u
 
-/* In microseconds: of the clock on the wall, of the process's processors. */
+/* In microseconds: of the clock on the wall, of the process's processors; on the wall, the slices of the refresh in it; what a
+ * pass took until then, about. */
 struct gap {
-    uint64_t wall, cpu;
+    uint64_t wall, cpu, slices, pass;
 };
 
 struct bench {
     const char *model, *policy, *score, *kv_type, *backend;
-    uint32_t threads, tokens, rounds;
+    uint32_t threads, tokens, rounds, longest;
     struct engine *en;
     uint32_t requests;
     uint64_t opened; /* the session of the last OPENED */
@@ -72,6 +78,7 @@ static uint64_t cpu_us(void)
 /* One step, and what came of it. */
 static void step(struct bench *b)
 {
+    uint64_t pass = b->en->decode_us;
     engine_step(b->en);
     for (struct report *r; (r = engine_take(b->en)) != NULL; report_free(&r)) {
         if (r->type == REP_ERROR)
@@ -87,9 +94,10 @@ static void step(struct bench *b)
             b->ended = true;
         if (r->session != b->neighbour || r->type != REP_TOKENS)
             continue;
-        struct gap now = {clock_us(), cpu_us()};
+        struct gap now = {.wall = clock_us(), .cpu = cpu_us()};
         if (b->last.wall != 0 && b->n_gaps < GAPS_MAX)
-            b->gaps[b->n_gaps++] = (struct gap){now.wall - b->last.wall, now.cpu - b->last.cpu};
+            b->gaps[b->n_gaps++] = (struct gap){now.wall - b->last.wall, now.cpu - b->last.cpu,
+                                                b->en->slices_us, pass};
         b->last = now;
     }
 }
@@ -182,6 +190,28 @@ static struct rest rest_run(struct bench *b)
     return r;
 }
 
+static int by_wall(const void *x, const void *y)
+{
+    const struct gap *a = *(const struct gap *const *)x, *c = *(const struct gap *const *)y;
+    return (a->wall < c->wall) - (a->wall > c->wall);
+}
+
+static void longest_print(const struct bench *b)
+{
+    static const struct gap *order[GAPS_MAX];
+    for (uint32_t i = 0; i < b->n_gaps; i++)
+        order[i] = &b->gaps[i];
+    qsort(order, b->n_gaps, sizeof *order, by_wall);
+    for (uint32_t i = 0; i < b->longest && i < b->n_gaps; i++) {
+        const struct gap *g = order[i];
+        fprintf(stderr,
+                "gap %u of %u: %llu us (processors: %llu), slices %llu, the pass %llu of %llu\n",
+                (unsigned)(g - b->gaps), b->n_gaps, (unsigned long long)g->wall,
+                (unsigned long long)g->cpu, (unsigned long long)g->slices,
+                (unsigned long long)(g->wall - g->slices), (unsigned long long)g->pass);
+    }
+}
+
 enum { STEP, REFRESH, P50, P99, MAX, REST_MAX, CPU_MAX, FIGURES };
 
 static void round_run(struct bench *b, double ret[FIGURES])
@@ -202,6 +232,7 @@ static void round_run(struct bench *b, double ret[FIGURES])
     for (b->n_gaps = 0; !b->ended;)
         step(b);
     ret[REFRESH] = (double)(clock_us() - start) * 1e-3;
+    longest_print(b);
     uint32_t n = b->n_gaps;
     for (uint32_t i = 0; i < n; i++) {
         wall[i] = (double)b->gaps[i].wall;
@@ -273,6 +304,8 @@ static bool parse(struct bench *b, int argc, char **argv)
             b->tokens = (uint32_t)strtoul(v, NULL, 10);
         else if (strcmp(a, "--rounds") == 0)
             b->rounds = (uint32_t)strtoul(v, NULL, 10);
+        else if (strcmp(a, "--longest") == 0)
+            b->longest = (uint32_t)strtoul(v, NULL, 10);
         else if (strcmp(a, "--policy") == 0)
             b->policy = v;
         else if (strcmp(a, "--score") == 0)
@@ -304,7 +337,8 @@ int main(int argc, char **argv)
     struct err e = {0};
     if (!parse(&b, argc, argv)) {
         fprintf(stderr, "usage: bench_gap MODEL.gguf [--threads N] [--backend NAME] [--tokens N]\n"
-                        "       [--rounds N] [--policy NAME [--score NAME]] [--kv-type TYPE]\n");
+                        "       [--rounds N] [--policy NAME [--score NAME]] [--kv-type TYPE]\n"
+                        "       [--longest N]\n");
         return 2;
     }
     struct engine_options o = {.backend = b.backend,
