@@ -454,26 +454,34 @@ static int talk_again(struct chat_ui *ui)
     return CLI_FAILED;
 }
 
+static void message_send(struct chat_ui *ui, const char *text)
+{
+    struct watch *w = &ui->w;
+    int rc = watch_send(w, ui->a->raw ? NULL : "user", text, strlen(text), &ui->a->generate);
+    bool over = rc == CLI_FAILED && watch_is_over(w);
+
+    if (over && w->durable) {
+        rc = talk_again(ui);
+        over = rc == CLI_FAILED && watch_is_over(w);
+    }
+    interrupt_reset();
+    if (rc == CLI_FAILED && !ui->tty) /* nobody is there to try again */
+        ui->exit = CLI_FAILED;
+    if (over || (rc == CLI_FAILED && w->closed)) { /* there is nobody to talk to */
+        ui->quit = true;
+        ui->exit = CLI_FAILED;
+    }
+}
+
 static void talk(struct chat_ui *ui)
 {
     char *text;
 
     while (!ui->quit && (text = message_read(ui)) != NULL) {
-        if (text[0] == '/') {
+        if (text[0] == '/')
             inside_run(ui, text);
-        } else if (text[0] != '\0') {
-            int rc = watch_send(&ui->w, ui->a->raw ? NULL : "user", text, strlen(text),
-                                &ui->a->generate);
-            if (rc == CLI_FAILED && ui->w.durable && watch_is_over(&ui->w))
-                rc = talk_again(ui);
-            interrupt_reset();
-            if (rc == CLI_FAILED && !ui->tty) /* nobody is there to try again */
-                ui->exit = CLI_FAILED;
-            if (rc == CLI_FAILED && watch_is_over(&ui->w)) {
-                ui->quit = true;
-                ui->exit = CLI_FAILED;
-            }
-        }
+        else if (text[0] != '\0')
+            message_send(ui, text);
         free(text);
     }
     if (ui->tty && !ui->quit)

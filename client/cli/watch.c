@@ -5,8 +5,7 @@
 #include "json.h"
 #include "watch.h"
 
-#define DRAIN_MS 30       /* a reply and the record that goes with it take two ways */
-#define LAST_WORD_MS 2000 /* between the end of a session and that of its daemon */
+#define DRAIN_MS 30 /* a reply and the record that goes with it take two ways */
 #define HELD_BYTES_MAX (1u << 20)
 
 int watch_open(struct watch *w, const struct link *l, backcast_session *s, const struct args *a)
@@ -350,7 +349,8 @@ int watch_send(struct watch *w, const char *role, const char *text, size_t len,
                           : backcast_prompt(w->s, text, len, opt);
 
     w->cancelled = w->texted = w->line_open = false;
-    w->closed = rc == BACKCAST_ECLOSED;
+    w->closed = rc == BACKCAST_ECLOSED || (rc == BACKCAST_EUNKNOWN &&
+                                           strcmp(backcast_last_error_field(w->c), "session") == 0);
     w->taken = rc >= 0;
     if (rc < 0) {
         say_failure(w->c, rc, "prompt");
@@ -363,11 +363,12 @@ int watch_send(struct watch *w, const char *role, const char *text, size_t len,
 bool watch_is_over(struct watch *w)
 {
     struct backcast_event ev;
+    struct backcast_stats st;
     int rc;
 
-    while ((rc = backcast_next(w->c, &ev, w->closed ? LAST_WORD_MS : 0)) == 1)
+    while ((rc = backcast_next(w->c, &ev, 0)) == 1)
         show(w, &ev);
-    return rc < 0;
+    return rc < 0 || (w->closed && backcast_stats(w->c, &st) < 0);
 }
 
 void watch_drain(struct watch *w)

@@ -37,7 +37,8 @@ void watch_close(struct watch *w);
  * FAILED, or INTERRUPTED (cancelled by Ctrl-C). */
 int watch_send(struct watch *w, const char *role, const char *text, size_t len,
                const struct backcast_generate_options *opt);
-/* After a failure: the connection is over, too. (A daemon that stops closes its sessions before it.) */
+/* After a failure: the connection is over, too. A daemon that stops closes its sessions before it, so where only the session is gone it
+ * is asked something that one that lives answers. */
 bool watch_is_over(struct watch *w);
 /* Events that a call has caused (of a live budget, of a prune). */
 void watch_drain(struct watch *w);

@@ -78,8 +78,7 @@ static void run_prints_its_own_answer(void **state)
     prog_free(&json);
 }
 
-/* Another client lowers the budget while the answer is made: its end tells the new one. Whose end it is, this command's or another's,
- * makes the exit code. */
+/* Another client lowers the budget while the answer is made: its end tells the new one. */
 static void an_end_tells_the_budget_of_then(void **state)
 {
     (void)state;
@@ -90,19 +89,13 @@ static void an_end_tells_the_budget_of_then(void **state)
         struct prog_child c = prog_start(argv, home.env, NULL);
         assert_true(prog_says(json ? c.out : c.err, json ? "\"event\":\"pruned\"" : "forgot "));
         CHECK(0, "budget 200", NULL, "budget", socket_opt, "moved", "200t");
-        if (json)
-            assert_int_equal(kill(c.pid, SIGINT), 0);
-        else
-            CHECK(0, "is closed", NULL, "close", socket_opt, "moved");
+        assert_int_equal(kill(c.pid, SIGINT), 0);
         struct prog_result r = prog_wait(&c);
-        if (json) {
+        if (json)
             assert_non_null(strstr(r.out, "\"reason\":\"cancelled\""));
-            prog_check("Ctrl-C", &r, 130, "\"budget_tokens\":200,", NULL);
-            CHECK(0, "is closed", NULL, "close", socket_opt, "moved");
-        } else {
-            assert_non_null(strstr(r.err, " of 200 cached"));
-            prog_check("close", &r, 1, NULL, "ended early: cancelled: not by this command");
-        }
+        prog_check("Ctrl-C", &r, 130, json ? "\"budget_tokens\":200," : NULL,
+                   json ? NULL : " of 200 cached");
+        CHECK(0, "is closed", NULL, "close", socket_opt, "moved");
     }
 }
 
@@ -390,6 +383,24 @@ static void a_model_has_one_name(void **state)
     CHECK(0, "tiny-llama, /", NULL, "doctor", "-m", "tiny-llama", socket_opt);
 }
 
+/* Another client closes the session: the messages that follow are not sent, one after the other, to nobody. */
+static void chat_ends_with_its_session(void **state)
+{
+    (void)state;
+    const char *argv[] = {COMMAND, "chat",    socket_opt,     "--name", "ends", "--raw",
+                          "-N",    "1000000", "--ignore-end", "-b",     "128t", NULL};
+    struct prog_child c = prog_start(argv, home.env, "oak\nmill\ntide\n");
+    assert_true(prog_says(c.err, "forgot "));
+    CHECK(0, "is closed", NULL, "close", socket_opt, "ends");
+    struct prog_result r = prog_wait(&c);
+    const char *refused = strstr(r.err, "backcast: prompt: ");
+    assert_true(refused == NULL || strstr(refused + 1, "backcast: prompt: ") == NULL);
+    if (strstr(r.err, "ended early: cancelled: not by this command") ==
+        NULL) /* no room for the END */
+        assert_non_null(strstr(r.err, "broke off: the daemon has closed the session"));
+    prog_check("chat", &r, 1, NULL, NULL);
+}
+
 /* The daemon ends in the middle of an answer: the chat waits for the next one and shows the rest. */
 static void chat_goes_on_over(int signum)
 {
@@ -474,6 +485,7 @@ int main(void)
         cmocka_unit_test(a_speed_is_of_what_was_timed),
         cmocka_unit_test(figures_have_one_name_and_one_value),
         cmocka_unit_test(a_model_has_one_name),
+        cmocka_unit_test(chat_ends_with_its_session),
         cmocka_unit_test(chat_goes_on_over_a_kill),
         cmocka_unit_test(chat_goes_on_over_a_stop),
         cmocka_unit_test(run_tells_that_the_answer_goes_on),
