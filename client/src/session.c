@@ -137,7 +137,7 @@ void session_drain_bell(backcast_session *s)
         return;
     do {
         n = recv(s->bell_in, buf, sizeof(buf), MSG_DONTWAIT);
-    } while (n > 0 || (n < 0 && errno == EINTR));
+    } while (n == sizeof(buf) || (n < 0 && errno == EINTR));
     if (n == 0) /* the daemon has let go of it: it would be readable for ever */
         conn_unwatch(s->c, &s->bell_in);
 }

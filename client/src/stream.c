@@ -454,11 +454,20 @@ static int arm(backcast *c)
     return 0;
 }
 
+/* How long the next sleep may be; 0: time is over, and a look is all that is left. */
+static int wait_ms(int timeout_ms, uint64_t deadline)
+{
+    if (timeout_ms < 0)
+        return RING_RECHECK_MS;
+    uint64_t now = timeout_ms > 0 ? now_ms() : deadline;
+    uint64_t left = now < deadline ? deadline - now : 0;
+    return left < RING_RECHECK_MS ? (int)left : RING_RECHECK_MS;
+}
+
 int backcast_next(backcast *c, struct backcast_event *ret, int timeout_ms)
 {
     uint64_t deadline = timeout_ms > 0 ? now_ms() + (uint64_t)timeout_ms : 0;
     struct backcast_event ev;
-    int ms = 0;
 
     for (;;) {
         int rc = any_event(c, &ev);
@@ -470,23 +479,13 @@ int backcast_next(backcast *c, struct backcast_event *ret, int timeout_ms)
             return rc;
         if (c->lost != 0) /* what came before the end has been handed out */
             return conn_check(c);
+        if (arm(c) != 0)
+            continue;
+        int ms = wait_ms(timeout_ms, deadline);
         rc = wait_wake(c, ms);
-        if (rc == BACKCAST_ECANCELLED)
+        if (rc == BACKCAST_ECANCELLED || (rc == 0 && ms == 0))
             return 0;
         if (rc < 0)
             return rc;
-        ms = 0;
-        if (rc > 0 || arm(c) != 0)
-            continue;
-        if (timeout_ms == 0)
-            return 0;
-        ms = RING_RECHECK_MS;
-        if (timeout_ms > 0) {
-            uint64_t now = now_ms();
-            if (now >= deadline)
-                return 0;
-            if (deadline - now < (uint64_t)ms)
-                ms = (int)(deadline - now);
-        }
     }
 }

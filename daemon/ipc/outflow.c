@@ -5,7 +5,10 @@
  * A report longer than a record is cut: TOKENS between characters, PRUNED and SCORES between rows
  * (RECORD_FLAG_MORE: another follows). When the ring is full the rest waits, and nothing later
  * overtakes it. After every turn the session's port says how much room is left: that is all that
- * the engine's scheduler knows about the client. */
+ * the engine's scheduler knows about the client.
+ *
+ * Bells ring when all sessions of a turn have published. A client with eight of them wakes up once and finds the
+ * tokens of all, where a bell after each would wake it (and put a thread off its core) eight times a step. */
 #include "clock.h"
 #include "log.h"
 #include "pieces.h"
@@ -335,6 +338,42 @@ static void note_progress(struct stream *st)
     }
 }
 
+/* ---- bells */
+
+static void bell_later(struct stream *st)
+{
+    if (st->bell_due)
+        return;
+    st->bell_due = true;
+    st->bell_next = st->server->bell_first;
+    st->server->bell_first = st;
+}
+
+void outflow_bell_forget(struct stream *st)
+{
+    if (!st->bell_due)
+        return;
+    struct stream **at = &st->server->bell_first;
+    while (*at != st)
+        at = &(*at)->bell_next;
+    *at = st->bell_next;
+    st->bell_due = false;
+    shm_ring_bell(&st->shm); /* what was published stays readable */
+}
+
+/* Who was woken by another's bell and has taken everything meanwhile does not sleep on this one: it says so anew
+ * (ring.h, sleep) before it does. */
+void outflow_bells(struct server *s)
+{
+    while (s->bell_first != NULL) {
+        struct stream *st = s->bell_first;
+        s->bell_first = st->bell_next;
+        st->bell_due = false;
+        if (atomic_load(&st->shm.c2d->head) != st->w.published)
+            shm_ring_bell(&st->shm);
+    }
+}
+
 void outflow_keep(struct stream *st)
 {
     bc_assert(st->shm.d2c == NULL);
@@ -357,7 +396,7 @@ bool outflow_run(struct stream *st)
     int rc = push_out(st, &t);
     uint64_t seen = st->w.head; /* what "no room" was said of */
     if (ring_writer_publish(&st->w))
-        shm_ring_bell(&st->shm);
+        bell_later(st);
     st->blocked = rc == 0;
     if (rc >= 0)
         rc = ring_writer_room(&st->w, &room);

@@ -77,6 +77,7 @@ static void run_streams(struct server *s)
         st->queued = false;
         stream_run(st); /* may queue itself again, for the next turn */
     }
+    outflow_bells(s);
 }
 
 static void server_turn(struct server *s)

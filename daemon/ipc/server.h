@@ -68,7 +68,8 @@ struct server {
     struct conn *conn_list;
     struct stream *stream_list;
     struct stream *run_first, **run_tail;
-    struct pending *pending; /* of all connections, newest first */
+    struct stream *bell_first; /* published, and their clients sleep */
+    struct pending *pending;   /* of all connections, newest first */
     uint64_t last_conn, last_generation;
     bool resume, rate_paused;
 

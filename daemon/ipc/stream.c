@@ -80,6 +80,7 @@ static void rings_close(struct stream *st)
         s->bells[st->bell].stream = NULL;
         st->bell = NO_BELL;
     }
+    outflow_bell_forget(st);
     shm_close(&st->shm);
     st->blocked = st->replaying = false;
 }

@@ -42,6 +42,7 @@ struct stream {
     struct stream *next, *prev;           /* server.stream_list */
     struct stream *conn_next, *conn_prev; /* conn.streams */
     struct stream *run_next;
+    struct stream *bell_next; /* server.bell_first, while bell_due */
     bool queued, running, dead, out_due, in_due;
 
     struct conn *conn;  /* NULL: nobody is attached */
@@ -58,6 +59,7 @@ struct stream {
     struct ring_writer w;
     struct ring_reader r;
     uint32_t bell; /* slot in server.bells; UINT32_MAX: none */
+    bool bell_due; /* the client sleeps and has not heard yet of what was published */
     bool asleep, suspect, muted;
     bool held; /* records wait until the paused connection has been read: see inflow.c */
     uint32_t empty_bells;
@@ -118,6 +120,9 @@ void outflow_report(struct stream *st, struct report **r); /* takes it */
 /* One turn. True: more could go out at once. < 0 of the ring: violation handled inside. */
 bool outflow_run(struct stream *st);
 void outflow_clear(struct stream *st);
+/* Rings the bells of all that published in this turn. */
+void outflow_bells(struct server *s);
+void outflow_bell_forget(struct stream *st); /* its rings go */
 /* Of a detached session: everything that waits becomes records now, so that st->seq is the last one. */
 void outflow_keep(struct stream *st);
 
