@@ -1,5 +1,5 @@
 /* matmul_avx2.c: products over packed weights with AVX2, F16C and FMA. A group of 16 outputs is two
- * registers, taken one after the other ("half": outputs 0..7, 8..15).
+ * registers ("half": outputs 0..7, 8..15), taken together or one after the other.
  *
  * VPMADDUBSW multiplies unsigned by signed bytes and adds neighbours into 16 bits, saturating:
  *
@@ -15,6 +15,8 @@
  * of 8 bits: the same is done with both, sum = low + 255 * high. */
 #include "matmul_x86.h"
 #include <immintrin.h>
+
+#define PASS_ROWS 4 /* rows of a pass at most */
 
 /* Constants of one call. */
 struct consts {
@@ -41,121 +43,144 @@ INLINE __m256i chunk_load(enum codes codes, const uint8_t *half, unsigned c, con
 /* Keeps the compiler from gathering all products of a block before the first sum: there are 16 registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
 
-/* Chunks first .. first + 3 with these bytes of n rows: 16-bit sums for NIB and for both nibbles of BYTE, 32-bit ones for TABLE. */
-INLINE void dots4(const struct kind k, const uint8_t *half, const struct act_at *x,
-                  const size_t bytes, const unsigned first, const uint32_t n,
-                  const struct consts *c, __m256i *sum, __m256i *high)
+/* What one pass over the weights makes: n rows, halves half .. half + n_h of the outputs. */
+struct pass {
+    uint32_t n;
+    unsigned n_h;
+};
+
+/* Chunks first .. first + 3 with these bytes of the rows: 16-bit sums for NIB and for both nibbles of BYTE, 32-bit ones
+ * for TABLE. codes: of the first half. */
+INLINE void dots4(const struct kind k, const struct pass p, const uint8_t *codes,
+                  const struct act_at *x, const size_t bytes, const unsigned first,
+                  const struct consts *c, __m256i sum[2][PASS_ROWS], __m256i high[2][PASS_ROWS])
 {
     const __m256i ones = _mm256_set1_epi16(1), low4 = _mm256_set1_epi8(15);
 #pragma GCC unroll 4
     for (unsigned i = first; i < first + 4; i++) {
-        __m256i w = chunk_load(k.codes, half, i, c);
-        __m256i other =
-            k.codes == BYTE ? _mm256_and_si256(_mm256_srli_epi16(w, 4), low4) : _mm256_abs_epi8(w);
-        if (k.codes == BYTE)
-            w = _mm256_and_si256(w, low4);
+        __m256i w[2], other[2];
+#pragma GCC unroll 2
+        for (unsigned h = 0; h < p.n_h; h++) {
+            w[h] = chunk_load(k.codes, codes + h * 32, i, c);
+            other[h] = k.codes == BYTE ? _mm256_and_si256(_mm256_srli_epi16(w[h], 4), low4)
+                                       : _mm256_abs_epi8(w[h]);
+            if (k.codes == BYTE)
+                w[h] = _mm256_and_si256(w[h], low4);
+        }
 #pragma GCC unroll 4
-        for (uint32_t r = 0; r < n; r++) {
+        for (uint32_t r = 0; r < p.n; r++) {
             __m256i a = _mm256_set1_epi32(act_codes(x, bytes, r, i));
-            if (k.codes == TABLE)
-                sum[r] = _mm256_add_epi32(
-                    sum[r],
-                    _mm256_madd_epi16(_mm256_maddubs_epi16(other, _mm256_sign_epi8(a, w)), ones));
-            else
-                sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, a));
-            KEEP(sum[r]);
-            if (k.codes == BYTE) {
-                high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(other, a));
-                KEEP(high[r]);
+#pragma GCC unroll 2
+            for (unsigned h = 0; h < p.n_h; h++) {
+                __m256i *to = &sum[h][r];
+                if (k.codes == TABLE)
+                    *to = _mm256_add_epi32(
+                        *to,
+                        _mm256_madd_epi16(_mm256_maddubs_epi16(other[h], _mm256_sign_epi8(a, w[h])),
+                                          ones));
+                else
+                    *to = _mm256_add_epi16(*to, _mm256_maddubs_epi16(w[h], a));
+                KEEP(*to);
+                if (k.codes == BYTE) {
+                    high[h][r] = _mm256_add_epi16(high[h][r], _mm256_maddubs_epi16(other[h], a));
+                    KEEP(high[h][r]);
+                }
             }
         }
     }
 }
 
-/* int32 dot products of these bytes of n rows with sub-block s of one block. */
-INLINE void dots_bytes(const struct kind k, const uint8_t *half, const struct act_at *x,
-                       const size_t bytes, const unsigned s, const uint32_t n,
-                       const struct consts *c, __m256i *sum)
+/* int32 dot products of these bytes of the rows with sub-block s of one block. */
+INLINE void dots_bytes(const struct kind k, const struct pass p, const uint8_t *codes,
+                       const struct act_at *x, const size_t bytes, const unsigned s,
+                       const struct consts *c, __m256i sum[2][PASS_ROWS])
 {
-    __m256i high[4];
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < n; r++)
-        sum[r] = high[r] = _mm256_setzero_si256();
-    dots4(k, half, x, bytes, s * 4, n, c, sum, high);
+    __m256i high[2][PASS_ROWS];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < p.n * p.n_h; i++)
+        sum[i / p.n][i % p.n] = high[i / p.n][i % p.n] = _mm256_setzero_si256();
+    dots4(k, p, codes, x, bytes, s * 4, c, sum, high);
     if (k.n_sub == 1)
-        dots4(k, half, x, bytes, 4, n, c, sum, high);
+        dots4(k, p, codes, x, bytes, 4, c, sum, high);
     if (k.codes == TABLE)
         return;
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < n; r++) {
-        sum[r] = _mm256_madd_epi16(sum[r], _mm256_set1_epi16(1));
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < p.n * p.n_h; i++) {
+        __m256i *to = &sum[i / p.n][i % p.n];
+        *to = _mm256_madd_epi16(*to, _mm256_set1_epi16(1));
         if (k.codes == BYTE)
-            sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(high[r], _mm256_set1_epi16(16)));
+            *to = _mm256_add_epi32(*to, _mm256_madd_epi16(high[i / p.n][i % p.n],
+                                                          _mm256_set1_epi16(16)));
     }
 }
 
-INLINE void dots(const struct kind k, const uint8_t *half, const struct act_at *x, const unsigned s,
-                 const uint32_t n, const struct consts *c, __m256i *sum)
+INLINE void dots(const struct kind k, const struct pass p, const uint8_t *codes,
+                 const struct act_at *x, const unsigned s, const struct consts *c,
+                 __m256i sum[2][PASS_ROWS])
 {
-    __m256i high[4];
-    dots_bytes(k, half, x, ACT_HIGH, s, n, c, k.wide ? high : sum);
+    __m256i high[2][PASS_ROWS];
+    dots_bytes(k, p, codes, x, ACT_HIGH, s, c, k.wide ? high : sum);
     if (!k.wide)
         return;
-    dots_bytes(k, half, x, ACT_LOW, s, n, c, sum);
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < n; r++)
-        sum[r] = _mm256_add_epi32(sum[r], _mm256_sub_epi32(_mm256_slli_epi32(high[r], 8), high[r]));
-}
-
-/* acc += sub-block s for n rows. d, m: of this half's outputs. */
-INLINE void sub_add(const struct kind k, const struct act_at *x, const uint32_t n, unsigned s,
-                    const __m256i *sum, __m256 d, __m256 m, const struct consts *c, __m256 *acc)
-{
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < n; r++) {
-        __m256i v = sum[r];
-        if (k.codes != TABLE && !k.has_min)
-            v = _mm256_add_epi32(v, _mm256_sll_epi32(_mm256_set1_epi32(act_asum_neg(k, x, s, r)),
-                                                     c->shift));
-        __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(act_da(x, r)));
-        acc[r] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(v), acc[r]);
-        if (k.has_min)
-            acc[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(act_sa(k, x, s, r)), acc[r]);
-        KEEP(acc[r]);
+    dots_bytes(k, p, codes, x, ACT_LOW, s, c, sum);
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < p.n * p.n_h; i++) {
+        __m256i v = high[i / p.n][i % p.n], *to = &sum[i / p.n][i % p.n];
+        *to = _mm256_add_epi32(*to, _mm256_sub_epi32(_mm256_slli_epi32(v, 8), v));
     }
 }
 
-/* n rows from row `first` of the tile on, halves half .. half + n_h of the outputs: n * n_h <= 4. */
-INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t first, const uint32_t n,
-                     unsigned half, const unsigned n_h, const struct consts *c)
+/* acc += sub-block s. d, m: of the first half's outputs. */
+INLINE void sub_add(const struct kind k, const struct pass p, const struct act_at *x, unsigned s,
+                    __m256i sum[2][PASS_ROWS], const float *d, const float *m,
+                    const struct consts *c, __m256 acc[2][PASS_ROWS])
+{
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < p.n; r++) {
+        const __m256 da = _mm256_set1_ps(act_da(x, r));
+        const __m256 sa = k.has_min ? _mm256_set1_ps(act_sa(k, x, s, r)) : da;
+        __m256i from = _mm256_setzero_si256();
+        if (k.codes != TABLE && !k.has_min)
+            from = _mm256_sll_epi32(_mm256_set1_epi32(act_asum_neg(k, x, s, r)), c->shift);
+#pragma GCC unroll 2
+        for (unsigned h = 0; h < p.n_h; h++) {
+            __m256i v = sum[h][r];
+            if (k.codes != TABLE && !k.has_min)
+                v = _mm256_add_epi32(v, from);
+            __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(d + h * 8), da);
+            acc[h][r] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(v), acc[h][r]);
+            if (k.has_min)
+                acc[h][r] = _mm256_fmadd_ps(_mm256_loadu_ps(m + h * 8), sa, acc[h][r]);
+        }
+    }
+}
+
+/* The rows of p from row `first` of the tile on, halves from `half` on. Eight sums leave no registers for acc: then the
+ * compiler keeps it in memory, where it costs least. */
+INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t first, unsigned half,
+                     const struct pass p, const struct consts *c)
 {
     const size_t bytes = k.codes == BYTE ? 512 : 256;
     const uint8_t *codes = t->codes + half * 32;
     const float *d = t->d + half * 8, *m = k.has_min ? t->m + half * 8 : d;
     float *at = t->acc + first * t->acc_stride + half * 8;
     struct act_at x = act_first(t->x, t->row + first);
-    __m256 acc[2][4];
+    __m256 acc[2][PASS_ROWS];
 #pragma GCC unroll 8
-    for (uint32_t i = 0; i < n * n_h; i++)
-        acc[i / n][i % n] = _mm256_loadu_ps(at + i % n * t->acc_stride + i / n * 8);
+    for (uint32_t i = 0; i < p.n * p.n_h; i++)
+        acc[i / p.n][i % p.n] = _mm256_loadu_ps(at + i % p.n * t->acc_stride + i / p.n * 8);
     for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
-        __m256i sum[4];
+        __m256i sum[2][PASS_ROWS];
 #pragma GCC unroll 2
-        for (unsigned s = 0; s < k.n_sub; s++) {
-#pragma GCC unroll 2
-            for (unsigned h = 0; h < n_h; h++) {
-                dots(k, codes + h * 32, &x, s, n, c, sum);
-                sub_add(k, &x, n, s, sum, _mm256_loadu_ps(d + h * 8), _mm256_loadu_ps(m + h * 8), c,
-                        acc[h]);
-            }
-            d += CPU_LANES;
-            m += CPU_LANES;
+        for (unsigned s = 0; s < k.n_sub; s++, d += CPU_LANES, m += CPU_LANES) {
+            dots(k, p, codes, &x, s, c, sum);
+            sub_add(k, p, &x, s, sum, d, m, c, acc);
         }
         act_next(k, &x);
     }
 #pragma GCC unroll 8
-    for (uint32_t i = 0; i < n * n_h; i++)
-        _mm256_storeu_ps(at + i % n * t->acc_stride + i / n * 8, acc[i / n][i % n]);
+    for (uint32_t i = 0; i < p.n * p.n_h; i++)
+        _mm256_storeu_ps(at + i % p.n * t->acc_stride + i / p.n * 8, acc[i / p.n][i % p.n]);
 }
 
 INLINE void tile_run(const struct kind k, const struct q8_tile *t)
@@ -165,13 +190,15 @@ INLINE void tile_run(const struct kind k, const struct q8_tile *t)
     if (k.codes == TABLE)
         c.table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t->table));
     uint32_t r = 0;
-    for (; r + 4 <= t->n_rows; r += 4)
-        for (unsigned half = 0; half < 2; half++)
-            rows_run(k, t, r, 4, half, 1, &c);
+    /* 4-bit codes have few instructions between two sums: there a spread activation pays for both halves. */
+    const unsigned n_h = k.codes == NIB && !k.wide ? 2 : 1;
+    for (; r + PASS_ROWS <= t->n_rows; r += PASS_ROWS)
+        for (unsigned half = 0; half < 2; half += n_h)
+            rows_run(k, t, r, half, (struct pass){PASS_ROWS, n_h}, &c);
     for (; r + 2 <= t->n_rows; r += 2)
-        rows_run(k, t, r, 2, 0, 2, &c);
+        rows_run(k, t, r, 0, (struct pass){2, 2}, &c);
     for (; r < t->n_rows; r++)
-        rows_run(k, t, r, 1, 0, 2, &c);
+        rows_run(k, t, r, 0, (struct pass){1, 2}, &c);
 }
 
 EACH_FORM(FORM_FUNCTIONS)
