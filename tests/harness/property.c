@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "core.h"
+#include "daemon_harness.h"
 #include "durable_test.h"
 #include "faulty_disk.h"
 #include "folders_test.h"
@@ -45,12 +46,14 @@ enum op_kind {
     OP_SCORES,
     OP_LIMITS,
     OP_LATER,
+    OP_BURST,
+    OP_STOP,
     N_OPS
 };
 static const char *const op_names[N_OPS] = {"submit", "open",   "cancel", "budget",  "prune",
                                             "close",  "gone",   "save",   "restore", "fork",
-                                            "scores", "limits", "later"};
-static const uint8_t op_weights[N_OPS] = {14, 8, 4, 4, 2, 2, 1, 3, 3, 9, 1, 2, 2};
+                                            "scores", "limits", "later",  "burst",   "stop"};
+static const uint8_t op_weights[N_OPS] = {14, 8, 4, 4, 2, 2, 1, 3, 3, 9, 1, 2, 2, 1, 1};
 
 struct op {
     enum op_kind kind;
@@ -105,6 +108,11 @@ struct world {
     uint64_t shared; /* steps after which pages were shared */
     uint64_t turned; /* sessions that had been renumbered, summed over the steps */
     int32_t prompt[600];
+    char model[FOLDER_PATH + 16];
+    uint64_t stop_snapshots_us;
+    struct {
+        uint64_t spills, returns, saves, restores, steps, stops, recovered;
+    } seen; /* by engines that have stopped */
 };
 
 static struct disk_io fast_disk;
@@ -116,6 +124,7 @@ static void options(struct engine_options *o, void *arg)
     disk_unsynced(&fast_disk);
     o->state_dir = w->dir;
     o->io = &fast_disk;
+    o->stop_snapshots_us = w->stop_snapshots_us;
     o->kv_memory = 40 * PAGE + SCRATCH;
     o->kv_memory_max = PAGES_MAX * PAGE + SCRATCH;
     o->session_budget = 3 * PAGE;
@@ -185,8 +194,8 @@ static void facts_hold(struct eh *h)
         const struct session *s = en->list[i];
         const struct evict_params *p = evict_params(s->ev);
         assert_true(s->budget_bytes == 0 || seqcache_bytes_held(s->cache) <= s->budget_bytes);
-        assert_true(p->budget == 0 || s->prune.reason == PRUNE_SHRUNK ||
-                    seqcache_count(s->cache) <= p->budget);
+        assert_true(p->budget == 0 || s->prune.reason == PRUNE_SHRUNK || s->replay != NULL ||
+                    s->replay_after != NULL || seqcache_count(s->cache) <= p->budget);
         uint32_t n = seqcache_count(s->cache);
         assert_true(n == 0 || seqcache_positions(s->cache)[n - 1] < (int32_t)CONTEXT);
         w->turned += s->position_zero > 0;
@@ -330,10 +339,138 @@ static void do_limits(struct world *w, const struct op *o)
     post(w, c);
 }
 
+/* A prompt for about half of the sessions at once. */
+static void do_burst(struct world *w, const struct op *o)
+{
+    for (uint32_t i = 0; i < SEATS; i++) {
+        const struct seat *p = &w->seats[i];
+        if (p->session == 0 || p->opening != 0 || p->detached || o->r[0] >> i % 32 & 1)
+            continue;
+        struct op one = {.seat = i};
+        for (unsigned k = 0; k < ARRAY_LEN(one.r); k++)
+            one.r[k] = (uint32_t)mixed((uint64_t)o->r[k] << 8 | i);
+        do_submit(w, &one);
+    }
+}
+
+static struct session *session_of(const struct engine *en, uint64_t id)
+{
+    for (uint32_t i = 0; i < en->n_sessions && id != 0; i++)
+        if (en->list[i]->id == id)
+            return en->list[i];
+    return NULL;
+}
+
+/* A durable session as it was before a stop. */
+struct durable {
+    uint64_t id, stream, tokens_in, tokens_out;
+    uint32_t cached;
+    bool rests; /* nothing was under way or waited */
+};
+
+static struct durable durable_of(struct engine *en, struct session *s)
+{
+    bool rests = s->req == NULL && !s->prune.active && s->replay == NULL &&
+                 s->replay_after == NULL && s->lodging.waiting == NULL &&
+                 s->lodging.place != PLACE_COMING && !queue_has_prompt(en, s);
+    return (struct durable){s->id, s->stream, s->tokens_in, s->tokens_out, sess_tokens(s), rests};
+}
+
+static void same_as_before(const struct engine *en, const struct durable *d)
+{
+    const struct session *s = session_of(en, d->id);
+    if (s == NULL || !d->rests)
+        return;
+    assert_int_equal(s->stream, d->stream);
+    assert_int_equal(s->tokens_in, d->tokens_in);
+    assert_int_equal(s->tokens_out, d->tokens_out);
+    assert_int_equal(sess_tokens(s), d->cached);
+}
+
+static void world_open(struct world *w)
+{
+    w->h = eh_open(w->model, options, w);
+    w->h->arg = w;
+    w->h->on_step = facts_hold;
+}
+
+/* The engine and all that it counted go; what was posted and had no answer never gets one. */
+static void world_stop(struct world *w)
+{
+    const struct engine *en = w->h->en;
+    w->seen.spills += en->tier.spills;
+    w->seen.returns += en->tier.returns;
+    w->seen.saves += en->tier.saves;
+    w->seen.restores += en->tier.restores;
+    w->seen.steps += w->h->steps;
+    w->h->on_step = NULL;
+    eh_close(&w->h);
+    w->posted = w->answered = 0;
+}
+
+static void openings_look(struct world *w)
+{
+    struct eh *h = w->h;
+    for (uint32_t i = 0; i < SEATS; i++) {
+        struct seat *p = &w->seats[i];
+        for (uint32_t k = 0; p->opening != 0 && k < h->n_replies; k++) {
+            const struct report *r = h->replies[k];
+            if (r->request_id != p->opening)
+                continue;
+            *p = (struct seat){.session = r->type == REP_OPENED ? r->session : 0};
+            w->opened += p->session != 0;
+        }
+    }
+    for (uint32_t k = 0; k < h->n_replies; k++)
+        w->answered += h->replies[k]->request_id != 0; /* 0: nobody asked */
+    eh_tidy(h);
+}
+
+/* A clean stop amid everything, and the next engine: durable sessions are there, as they were, whether the time was enough for
+ * snapshots or not. (One that has to be rebuilt later than the memory is full closes; its folder stays for the next start.) */
+static void do_stop(struct world *w, const struct op *o)
+{
+    struct durable was[SEATS];
+    uint32_t n = 0;
+    eh_step(w->h); /* opens what was asked for, if it can */
+    openings_look(w);
+    for (uint32_t i = 0; i < SEATS; i++) {
+        struct seat *p = &w->seats[i];
+        struct session *s = session_of(w->h->en, p->session);
+        if (s != NULL && s->keeper != NULL && p->opening == 0)
+            was[n++] = durable_of(w->h->en, s);
+        *p = (struct seat){0};
+    }
+    w->stop_snapshots_us = (uint64_t[]){0, 1, 1000000}[o->r[0] % 3];
+    world_stop(w);
+    world_open(w);
+    eh_collect(w->h);
+    for (uint32_t i = 0; i < n; i++)
+        assert_non_null(session_of(w->h->en, was[i].id));
+    for (uint32_t i = 0; i < w->h->en->n_sessions; i++) { /* its name says where it sat */
+        const struct session *s = w->h->en->list[i];
+        w->seats[atoi(s->name + 1)] = (struct seat){.session = s->id, .detached = true};
+    }
+    w->seen.stops++;
+    w->seen.recovered += n;
+    for (uint32_t i = 0; i < o->r[1] % 50; i++)
+        eh_step(w->h);
+    if (o->r[2] % 3 != 0)
+        return;
+    eh_run(w->h);
+    for (uint32_t i = 0; i < n; i++)
+        same_as_before(w->h->en, &was[i]);
+}
+
 /* What cannot be done here is something else that can. */
 static void op_do(struct world *w, struct op o)
 {
     struct seat *p = &w->seats[o.seat];
+    if (o.kind == OP_BURST || o.kind == OP_STOP) {
+        w->done[o.kind]++;
+        (o.kind == OP_BURST ? do_burst : do_stop)(w, &o);
+        return;
+    }
     if (p->opening != 0)
         return;
     if (p->session == 0 && o.kind != OP_LIMITS && o.kind != OP_LATER && o.kind != OP_RESTORE &&
@@ -391,23 +528,6 @@ static void op_do(struct world *w, struct op o)
 
 /* ---- a run ---- */
 
-static void openings_look(struct world *w)
-{
-    struct eh *h = w->h;
-    for (uint32_t i = 0; i < SEATS; i++) {
-        struct seat *p = &w->seats[i];
-        for (uint32_t k = 0; p->opening != 0 && k < h->n_replies; k++) {
-            const struct report *r = h->replies[k];
-            if (r->request_id != p->opening)
-                continue;
-            *p = (struct seat){.session = r->type == REP_OPENED ? r->session : 0};
-            w->opened += p->session != 0;
-        }
-    }
-    w->answered += h->n_replies;
-    eh_tidy(h);
-}
-
 static void world_close(struct world *w)
 {
     struct eh *h = w->h;
@@ -432,7 +552,7 @@ static void world_close(struct world *w)
         assert_int_equal(ledger_all(all, nothing[i]), 0);
     assert_int_equal(models_held(h->en) + h->en->tier.host_bytes + h->en->tier.disk_bytes, 0);
     assert_int_equal(h->en->commands, 0);
-    eh_close(&w->h);
+    world_stop(w);
 }
 
 static struct inner { /* arguments of the run */
@@ -442,16 +562,30 @@ static struct inner { /* arguments of the run */
     bool whole;            /* everything must have happened */
 } inner;
 
+static void run_told(const struct world *w)
+{
+    print_message(
+        "seed %llu: %u operations, %llu steps, %u sessions; %llu left their pages, %llu came "
+        "back, %llu saved, %llu restored, %llu recovered after %llu stops; pages were shared after "
+        "%llu steps; %llu looks at a session that had been renumbered\n",
+        (unsigned long long)inner.seed, inner.n_ops, (unsigned long long)w->seen.steps, w->opened,
+        (unsigned long long)w->seen.spills, (unsigned long long)w->seen.returns,
+        (unsigned long long)w->seen.saves, (unsigned long long)w->seen.restores,
+        (unsigned long long)w->seen.recovered, (unsigned long long)w->seen.stops,
+        (unsigned long long)w->shared, (unsigned long long)w->turned);
+}
+
 static void the_run(void **state)
 {
     struct world w = {0};
+    char model_dir[FOLDER_PATH];
     (void)state;
     folder_root_memory(w.dir, "property");
+    folder_root_memory(model_dir, "model");
+    snprintf(w.model, sizeof w.model, "%s/m.gguf", model_dir);
+    dh_context_model(w.model, "tiny-llama.gguf", CONTEXT);
     prompt_fill(w.prompt, ARRAY_LEN(w.prompt), (uint32_t)inner.seed);
-    w.h = eh_open("tiny-llama.gguf", options, &w);
-    w.h->arg = &w;
-    w.h->en->default_model->info.context_train = CONTEXT;
-    w.h->on_step = facts_hold;
+    world_open(&w);
     for (uint32_t i = 0; i < inner.n_ops; i++) {
         uint32_t number = inner.only != NULL ? inner.only[i] : i;
         if (inner.progress >= 0 && pwrite(inner.progress, &i, sizeof i, 0) != sizeof i)
@@ -462,21 +596,15 @@ static void the_run(void **state)
             eh_step(w.h);
         openings_look(&w);
     }
-    uint64_t spills = w.h->en->tier.spills, returns = w.h->en->tier.returns;
-    uint64_t saves = w.h->en->tier.saves, restores = w.h->en->tier.restores, steps = w.h->steps;
     world_close(&w);
     folder_drop(w.dir);
+    folder_drop(model_dir);
+    run_told(&w);
     for (int i = 0; i < N_OPS && inner.whole; i++)
         assert_true(w.done[i] > 0);
-    print_message(
-        "seed %llu: %u operations, %llu steps, %u sessions; %llu left their pages, %llu came "
-        "back, %llu saved, %llu restored; pages were shared after %llu steps; %llu looks at a "
-        "session that had been renumbered\n",
-        (unsigned long long)inner.seed, inner.n_ops, (unsigned long long)steps, w.opened,
-        (unsigned long long)spills, (unsigned long long)returns, (unsigned long long)saves,
-        (unsigned long long)restores, (unsigned long long)w.shared, (unsigned long long)w.turned);
     if (inner.whole)
-        assert_true(spills > 0 && returns > 0 && saves > 0 && restores > 0 && w.shared > 100 &&
+        assert_true(w.seen.spills > 0 && w.seen.returns > 0 && w.seen.saves > 0 &&
+                    w.seen.restores > 0 && w.seen.recovered > 0 && w.shared > 100 &&
                     w.turned > 100);
 }
 
