@@ -421,8 +421,13 @@ static void openings_look(struct world *w)
             w->opened += p->session != 0;
         }
     }
-    for (uint32_t k = 0; k < h->n_replies; k++)
-        w->answered += h->replies[k]->request_id != 0; /* 0: nobody asked */
+    for (uint32_t k = 0; k < h->n_replies; k++) {
+        const struct report *r = h->replies[k];
+        w->answered += r->request_id != 0; /* 0: nobody asked */
+        for (uint32_t i = 0; i < SEATS && r->request_id == 0 && r->type == REP_CLOSED; i++)
+            if (w->seats[i].session == r->session) /* it could not be rebuilt */
+                w->seats[i] = (struct seat){0};
+    }
     eh_tidy(h);
 }
 
