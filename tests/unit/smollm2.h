@@ -1,6 +1,6 @@
 /* smollm2.h: the default model against an outside implementation that computed in float32 with the same 4-bit weights:
  * next-token log-probabilities of 512 tokens, scores and the sets that they keep, on a dense cache and on one with
- * holes. Two programs use it, since one backend takes minutes: test_golden_smollm2_{ref,cpu}_model.c.
+ * holes. Programs of their own use it, since one backend takes a minute: test_golden_smollm2_{ref,cpu}_model.c, _ref_model_long.c.
  *
  * The model is where BACKCAST_TEST_MODEL says, or where `backcast pull` puts it; without it the program is skipped. */
 #ifndef BACKCAST_SMOLLM2_H
