@@ -17,9 +17,10 @@
 #include "ops.h"
 #include <math.h>
 
-#define ATTN_SPAN                                                                                  \
-    4 /* of parts of one tile there would be four times as many to merge, one after the other */
-#define ATTN_DIRECT_MAX 8 /* queries up to which values are used where they lie */
+/* Tiles of a span: of parts of one tile there would be four times as many to merge, one after the other. */
+#define ATTN_SPAN 4
+#define MERGE_ALONE_MAX 16384 /* floats of parts that are merged sooner than another thread comes */
+#define ATTN_DIRECT_MAX 8     /* queries up to which values are used where they lie */
 
 struct attn_job {
     struct kn_cpu *c;
@@ -308,7 +309,7 @@ static void part_items(void *ctx, unsigned thread, uint32_t first, uint32_t end)
     for (uint32_t item = first; item < end; item++, p = after) {
         struct attn_merge g =
             state_at(j, j->c->attn_part + item * state_floats(j, j->block->n_rows), p.u.n_q);
-        bool more = item + 1 < end;
+        bool more = item + 1 < j->n_units * j->n_spans; /* a thread's next run is the next item */
         if (more)
             after = part_place(j, item + 1);
         queries_load(j, &p.u, room->q);
@@ -352,10 +353,10 @@ static void block_split(struct attn_job *j, const struct attn_block *block)
         j->n_spans = KN_MIN(fit, end - span);
         j->first_pass = span == block->first_tile / ATTN_SPAN;
         j->last_pass = span + j->n_spans == end;
-        uint32_t items =
-            j->n_units * j->n_spans; /* runs: a span's successor is asked for in time */
-        team_run(j->c->team, part_items, j, items, KN_MAX(1u, items / (2 * team_size(j->c->team))));
-        team_run(j->c->team, merge_items, j, j->n_units, 1);
+        uint32_t items = j->n_units * j->n_spans;
+        team_run(j->c->team, part_items, j, items, 1);
+        team_run(j->c->team, merge_items, j, j->n_units,
+                 items * state_floats(j, block->n_rows) <= MERGE_ALONE_MAX ? j->n_units : 1);
         span += j->n_spans;
     } while (span < end);
 }

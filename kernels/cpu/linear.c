@@ -256,6 +256,10 @@ static void linear_items(void *ctx, unsigned thread, uint32_t first, uint32_t en
     products_end(j->c, thread);
 }
 
+/* Runs a thread begins with where one row block's products wait for memory: its runs are one stream, and short ones let
+ * all threads end together. */
+#define RUNS_SHORT 32
+
 /* Many rows: runs of one tile's groups, so many a thread that nobody waits long for the last one, where there are as many. */
 #define RUNS_MANY 16
 
@@ -282,7 +286,8 @@ static void linear_staged(struct linear_job *j)
         j->part_rows = (blocks + parts - 1) / parts * CPU_ROWS;
     parts = (rows + j->part_rows - 1) / j->part_rows;
     uint32_t items = parts * j->n_groups;
-    uint32_t run = many ? CPU_FLOAT_GROUPS : KN_MAX(1u, items / want);
+    uint32_t runs = rows <= CPU_ROWS ? RUNS_SHORT * threads : want;
+    uint32_t run = many ? CPU_FLOAT_GROUPS : KN_MAX(1u, items / runs);
     if (!j->w[0]->format) /* bundles stay whole */
         run = (run + CPU_FLOAT_GROUPS - 1) / CPU_FLOAT_GROUPS * CPU_FLOAT_GROUPS;
     team_run(j->c->team, linear_items, j, items, run);

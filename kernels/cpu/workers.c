@@ -2,10 +2,19 @@
  *
  *     state   [ epoch : 23 | open : 1 | joined : 8 ]
  *
- *   caller: write the loop's fields, next = done = 0, state = epoch + 1 | open      (release)
+ *   caller: write the loop's fields, shares and done, state = epoch + 1 | open      (release)
  *   worker: sees a new epoch, joins by CAS (joined + 1) while `open` still stands   (acquire)
- *   both:   take runs from `next` until it passes n_items
+ *   both:   take runs from their share, then from others', until all are empty
  *   caller: clears `open`, learns how many joined, waits until `done` says they left
+ *
+ * Every thread has a share of the items, in one piece, and takes runs from its front: what it reads is one stream, and
+ * the hardware reads ahead of it. A thread whose share is empty takes the back half of another's for its own:
+ *
+ *     thread 0   | done |  next ..... end |                     thread 1   | done ...... end |     empty
+ *     thread 0   | done |  next . end |  <- CAS of one word     thread 1   | next ....... end |    the rest
+ *
+ * Shares are only ever split, so a word {next, end} that is not empty does not come back within a loop, and a CAS that
+ * succeeds took what it saw. Nobody is in two loops at once. The share of a worker that does not come goes the same way.
  *
  * So the caller waits only for workers that really took part: one that is asleep or was put off its
  * core delays nobody. The fields of a loop are written only when no joined worker is left, and read
@@ -41,6 +50,12 @@ struct worker_arg {
     unsigned thread;
 };
 
+/* Items next .. end - 1 that nobody has begun, next in the low half; each on a cache line of its own. next and end are
+ * multiples of the grain, but for the last end. */
+struct share {
+    _Alignas(64) _Atomic uint64_t items;
+};
+
 struct team {
     unsigned magic;
     unsigned n_threads;
@@ -54,9 +69,9 @@ struct team {
     uint32_t n_items, grain;
     _Alignas(64) atomic_uint state;
     atomic_uint sleepers; /* workers in, or on their way into, futex_wait(state) */
-    _Alignas(64) atomic_uint next;
     _Alignas(64) atomic_uint done;
     atomic_uint caller_sleeps;
+    struct share shares[TEAM_THREADS_MAX];
 };
 
 static void futex_wait(atomic_uint *word, unsigned seen)
@@ -108,15 +123,79 @@ static unsigned state_wait(struct team *t, unsigned epoch)
     return s;
 }
 
+static uint64_t items_word(uint32_t next, uint32_t end)
+{
+    return (uint64_t)end << 32 | next;
+}
+
+static uint32_t items_next(uint64_t items)
+{
+    return (uint32_t)items;
+}
+
+static uint32_t items_end(uint64_t items)
+{
+    return (uint32_t)(items >> 32);
+}
+
+static bool items_left(uint64_t items)
+{
+    return items_next(items) < items_end(items);
+}
+
+/* To each thread its share: whole runs. */
+static void shares_deal(struct team *t)
+{
+    uint64_t runs = (t->n_items - 1) / t->grain + 1;
+    uint32_t next = 0;
+    for (unsigned i = 0; i < t->n_threads; i++) {
+        uint64_t end = runs * (i + 1) / t->n_threads * t->grain;
+        uint32_t stop = (uint32_t)KN_MIN(end, (uint64_t)t->n_items);
+        atomic_store_explicit(&t->shares[i].items, items_word(next, stop), memory_order_relaxed);
+        next = stop;
+    }
+}
+
+/* The runs of the thread's own share, from its front. */
+static void share_run(struct team *t, unsigned thread)
+{
+    _Atomic uint64_t *own = &t->shares[thread].items;
+    uint64_t v = atomic_load_explicit(own, memory_order_relaxed);
+    while (items_left(v)) {
+        uint32_t first = items_next(v), end = first + KN_MIN(t->grain, items_end(v) - first);
+        if (!atomic_compare_exchange_weak_explicit(own, &v, items_word(end, items_end(v)),
+                                                   memory_order_relaxed, memory_order_relaxed))
+            continue;
+        t->fn(t->ctx, thread, first, end);
+        v = atomic_load_explicit(own, memory_order_relaxed);
+    }
+}
+
+/* Half of another's runs, the greater one, from its back, for this thread's empty share. */
+static bool share_steal(struct team *t, unsigned thread)
+{
+    for (unsigned i = 1; i < t->n_threads; i++) {
+        _Atomic uint64_t *from = &t->shares[(thread + i) % t->n_threads].items;
+        uint64_t v = atomic_load_explicit(from, memory_order_relaxed);
+        while (items_left(v)) {
+            uint32_t next = items_next(v), end = items_end(v);
+            uint32_t stay = ((end - next - 1) / t->grain + 1) / 2 * t->grain;
+            if (!atomic_compare_exchange_weak_explicit(from, &v, items_word(next, next + stay),
+                                                       memory_order_relaxed, memory_order_relaxed))
+                continue;
+            atomic_store_explicit(&t->shares[thread].items, items_word(next + stay, end),
+                                  memory_order_relaxed);
+            return true;
+        }
+    }
+    return false;
+}
+
 static void items_take(struct team *t, unsigned thread)
 {
-    for (;;) {
-        uint32_t first = atomic_fetch_add_explicit(&t->next, t->grain, memory_order_relaxed);
-        if (first >= t->n_items)
-            return;
-        uint32_t end = first + KN_MIN(t->grain, t->n_items - first);
-        t->fn(t->ctx, thread, first, end);
-    }
+    do
+        share_run(t, thread);
+    while (share_steal(t, thread));
 }
 
 static void *worker_main(void *p)
@@ -186,7 +265,7 @@ void team_run(struct team *t, team_fn fn, void *ctx, uint32_t n_items, uint32_t 
     t->ctx = ctx;
     t->n_items = n_items;
     t->grain = grain;
-    atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+    shares_deal(t);
     atomic_store_explicit(&t->done, 0, memory_order_relaxed);
     loop_open(t);
     items_take(t, 0);

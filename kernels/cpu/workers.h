@@ -1,7 +1,7 @@
 /* workers.h: a fixed team of threads that shares out loops.
  *
- * team_run cuts items 0 .. n_items - 1 in runs of `grain` and lets the caller and the workers take
- * runs from one counter until none is left. Who computes an item never changes its result (every
+ * team_run cuts items 0 .. n_items - 1 in runs of `grain` (the last one may be shorter) and gives the caller and the workers
+ * neighbouring ones to begin with; who is done early takes some of another's. Nobody may count on an order. Who computes an item never changes its result (every
  * item writes its own outputs), so a result does not depend on the number of threads nor on their
  * speed.
  *
