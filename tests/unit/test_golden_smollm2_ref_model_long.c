@@ -1,4 +1,4 @@
-/* The default model on the ref backend, at every score and gap: test_golden_smollm2_ref_model.c has half of them. */
+/* The default model on the ref backend, at every score and gap: test_golden_smollm2_ref_model.c has each score once. */
 #include "smollm2.h"
 
 static void ref_agrees_with_the_goldens_of_the_default_model(void **state)
