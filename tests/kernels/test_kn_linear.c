@@ -199,6 +199,8 @@ static void every_shape(enum kn_type type)
         for (size_t c = 0; c < n_cols; c++) {
             if (outs[o] == 700 && (c + 1 < n_cols || SANITIZED))
                 continue; /* the wide one once, at its longest, where it is fast */
+            if (SANITIZED && (o + c + (size_t)type) % 2 != 0)
+                continue; /* each width and each length, not each with each */
             struct problem p = problem_make(type, outs[o], cols[c], 10 * o + c);
             for (unsigned i = 0; i < set.n; i++)
                 run_problem(set.kn[i], &p);
@@ -274,7 +276,7 @@ static void extremes_do_not_saturate(void **state)
     for (size_t t = 0; t < kc_n_types; t++) {
         if (!kn_int8_format(kc_types[t]))
             continue;
-        for (int sign = 0; sign < 4; sign++) {
+        for (int sign = 0; sign < 4; sign += SANITIZED ? 3 : 1) {
             struct problem p = problem_make(kc_types[t], 33, 256, 5);
             const struct kn_type_info *info = kn_type_find(kc_types[t]);
             uint8_t *data = (uint8_t *)p.w.data;

@@ -162,19 +162,19 @@ static uint32_t length_of(unsigned q)
 static void run_alone(const struct kn_options *ko, unsigned k, float **ret)
 {
     int32_t tokens[N_TOKENS];
+    struct rig rig;
 
+    open_model(&rig, ko, k, 2);
     for (unsigned q = 0; q < N_SEQS; q++) {
-        struct rig rig;
         struct rseq s;
         uint32_t n = BC_MIN(length_of(q), N_TOKENS);
         make_tokens(tokens, n, 100 + q);
-        open_model(&rig, ko, k, 2);
         rseq_open(&s, &rig, n);
         ret[q] = malloc((size_t)n * rig.info->n_vocab * sizeof **ret);
         rseq_extend(&s, tokens, n, 0, n, ret[q], false);
         rseq_close(&s);
-        rig_close(&rig);
     }
+    rig_close(&rig);
 }
 
 /* All eight sequences in one rig, and the batch of one step. */
