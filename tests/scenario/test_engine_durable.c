@@ -14,6 +14,7 @@
 #include "durable_test.h"
 #include "folders_test.h"
 #include "records.h"
+#include "sanitized.h"
 
 #define TURNS 3
 #define NEW 40
@@ -192,13 +193,13 @@ static void every_policy_is_rebuilt_as_it_was(void **state)
 {
     (void)state;
     for (size_t i = 0; i < EH_POLICIES; i++)
-        killed_at_many_steps(&eh_policies[i], 17, (uint32_t)i * 5);
+        killed_at_many_steps(&eh_policies[i], SANITIZED ? 29 : 17, (uint32_t)i * 5);
 }
 
 static void killed_at_every_step(void **state)
 {
     (void)state;
-    killed_at_many_steps(&eh_policies[0], 1, 0);
+    killed_at_many_steps(&eh_policies[0], SANITIZED ? 3 : 1, 0);
 }
 
 /* ---- snapshots ---- */

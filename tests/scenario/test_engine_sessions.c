@@ -10,6 +10,7 @@
 #include <string.h>
 #include "engine_harness.h"
 #include "records.h"
+#include "sanitized.h"
 
 #define N_KINDS 8u
 
@@ -139,11 +140,11 @@ static uint64_t held(struct eh *h)
 static void each_text_equals_its_solo_run(void **state)
 {
     (void)state;
-    static const struct shape shapes[] = {{0, 0, 0}, {9, 40, 32}, {70, 16, 7}, {1, 8, 1000}};
+    static const struct shape shapes[] = {{9, 40, 32}, {1, 8, 1000}, {0, 0, 0}, {70, 16, 7}};
     struct eh *solo[N_KINDS];
     uint64_t alone[N_KINDS], session[2 * N_KINDS];
     run_solo(solo, alone);
-    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+    for (size_t i = 0; i < (SANITIZED ? 2 : ARRAY_LEN(shapes)); i++) {
         struct eh *h = open_shape(shapes[i]);
         uint64_t start = held(h);
         sum_of_budgets = 0;
@@ -208,7 +209,7 @@ static void cancelled_at_any_moment_nothing_is_lost(void **state)
     (void)state;
     struct eh *h = open_shape((struct shape){.chunk = 20, .max_rows = 64, .score_rows = 16});
     uint64_t x = 99;
-    for (uint32_t round = 0; round < 200; round++) {
+    for (uint32_t round = 0; round < (SANITIZED ? 70 : 200); round++) {
         x = x * 6364136223846793005ull + 1442695040888963407ull;
         uint32_t k = (uint32_t)(x >> 33) % N_KINDS, after = (uint32_t)(x >> 40) % 60;
         uint64_t s = eh_session(h, &kinds[k].ask), other = eh_session(h, &kinds[2].ask);
@@ -245,7 +246,7 @@ static void gone_frees_everything_within_one_step(void **state)
 {
     (void)state;
     struct eh *h = open_shape((struct shape){.chunk = 30, .score_rows = 16});
-    for (uint32_t round = 0; round < 40; round++) {
+    for (uint32_t round = 0; round < 40; round += SANITIZED ? 3 : 1) {
         uint64_t s[N_KINDS];
         for (uint32_t k = 0; k < N_KINDS; k++) {
             struct eh_ask ask = kinds[k].ask;

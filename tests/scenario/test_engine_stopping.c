@@ -14,6 +14,7 @@
 #include "durable_test.h"
 #include "faulty_disk.h"
 #include "folders_test.h"
+#include "sanitized.h"
 
 #define TURNS 3
 #define TURN_IN 70
@@ -137,7 +138,7 @@ static void nothing_is_done_again(void **state)
 {
     (void)state;
     for (size_t i = 0; i < EH_POLICIES; i++)
-        stopped_again_and_again(&eh_policies[i], 9 + (uint32_t)(i * 5) % 13);
+        stopped_again_and_again(&eh_policies[i], (SANITIZED ? 13 : 9) + (uint32_t)(i * 5) % 13);
 }
 
 /* ---- not enough time ---- */
@@ -281,10 +282,11 @@ static void dies_here(void *arg, const char *call)
     assert_true(owes[0] == 0 || owes[0] == LONG_ROWS);
     assert_true(owes[1] == 0 || owes[1] == SHORT_ROWS);
     eh_close(&g);
+    if (k->looks++ % (SANITIZED ? 3 : 1) != 0)
+        return;
     folder_fresh(copy, root, "copy"); /* that start and its stop have written to it */
     folder_copy(k->dir, copy);
     rest_is_right(copy, k->id, owes[0], owes[1]);
-    k->looks++;
 }
 
 static void a_kill_in_a_stop_loses_nothing(void **state)

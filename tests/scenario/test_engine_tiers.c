@@ -14,6 +14,7 @@
 #include "core.h"
 #include "engine_harness.h"
 #include "records.h"
+#include "sanitized.h"
 
 #define TURNS 4
 #define NEW 40
@@ -304,7 +305,7 @@ static void at_every_step_of_its_way(void **state)
     (void)state;
     struct generate_options o = eh_greedy(5);
     for (int what = 0; what < 4; what++)
-        for (int steps = 0; steps < 12; steps++) {
+        for (int steps = SANITIZED ? what % 2 : 0; steps < 12; steps += SANITIZED ? 2 : 1) {
             struct setting host = {.host = 64 << 20, .after = 1};
             struct eh *h = eh_open("tiny-llama.gguf", apply, &host);
             uint64_t s = eh_session(h, &eh_policies[0]);
