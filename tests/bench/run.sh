@@ -63,6 +63,7 @@ step_gap() {
     for p in "counter_causal_fast --score logit" "counter_causal_fast --score logprob" h2o keydiff; do
         "$bin/bench_gap" "$model" --threads "$threads" --rounds "${GAP_ROUNDS:-3}" --policy $p
     done | collect gap
+    "$bin/bench_pauses" | collect pauses
 }
 
 step_limits() { "$bin/bench_limits" "$model" --threads "$threads" | collect limits; }
@@ -93,7 +94,7 @@ step_peer_avx2() {
 
 step_report() {
     first=1
-    for f in ops engine refresh torch gap serve limits peer peer_avx2 crowd quality; do
+    for f in ops engine refresh torch gap pauses serve limits peer peer_avx2 crowd quality; do
         [ -f "$out/$f.csv" ] || continue
         tail -n "+$first" "$out/$f.csv"
         first=2
