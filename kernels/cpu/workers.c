@@ -13,8 +13,8 @@
  *     thread 0   | done |  next ..... end |                     thread 1   | done ...... end |     empty
  *     thread 0   | done |  next . end |  <- CAS of one word     thread 1   | next ....... end |    the rest
  *
- * Shares are only ever split, so a word {next, end} that is not empty does not come back within a loop, and a CAS that
- * succeeds took what it saw. Nobody is in two loops at once. The share of a worker that does not come goes the same way.
+ * A word {next, end} is all there is to a share: a CAS that succeeds takes what it saw, even if the same word had gone to a
+ * thief and come back meanwhile. Nobody is in two loops at once. The share of a worker that does not come goes the same way.
  *
  * So the caller waits only for workers that really took part: one that is asleep or was put off its
  * core delays nobody. The fields of a loop are written only when no joined worker is left, and read
