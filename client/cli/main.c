@@ -67,8 +67,9 @@ static const struct command_row commands[] = {
     {"doctor", OPT_LINK | OPT_MODEL, 0, 0, "", "what is wrong with this set-up", "", cmd_doctor},
     {"demo", OPT_MODEL | OPT_START | OPT_DEMO, 0, 0, "--text FILE",
      "three sessions at once, two of them pruned as they break their budgets",
-     "Starts a private daemon, asks two questions about FILE in three sessions, and prints beside\n"
-     "each pruned answer what was dropped and what the full cache says.",
+     "Starts a private daemon, asks the built-in story's two questions about FILE in three "
+     "sessions,\n"
+     "and prints beside each pruned answer what was dropped and what the full cache says.",
      cmd_demo},
     {"bench", OPT_MODEL | OPT_START | OPT_BENCH, 0, 0, "[options]",
      "how fast this machine runs a model",
