@@ -44,7 +44,10 @@ int daemon_check(const struct config *c, struct err *e)
 {
     struct server_defaults d = defaults_of(c);
     struct err why;
-    int rc = server_defaults_check(&d, &why);
+    int rc = log_check(c->daemon_log, &why);
+    if (rc < 0)
+        return err_set(e, rc, why.field, "[daemon] log: %s", why.text);
+    rc = server_defaults_check(&d, &why);
     return rc < 0 ? err_set(e, rc, why.field, "[session] %s", why.text) : BC_OK;
 }
 

@@ -64,7 +64,7 @@ struct daemon {
     int load_percent;
 };
 
-/* Whether the configured defaults make a session that can be opened. */
+/* What config_read cannot judge: the levels of the log, and whether the defaults make a session that can be opened. */
 int daemon_check(const struct config *c, struct err *e);
 /* The signals that the loop answers: main holds them back until daemon_start lets them through. */
 void daemon_signals(sigset_t *ret);

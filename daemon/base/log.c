@@ -58,25 +58,38 @@ static int rule_add(struct log_table *t, const char *p, size_t len, struct err *
     return BC_OK;
 }
 
-int log_setup(const char *spec, struct err *e)
+static int spec_parse(const char *spec, struct log_table *ret, struct err *e)
 {
     bc_assert(spec != NULL);
-    struct log_table *t = calloc(1, sizeof *t);
-    if (t == NULL)
-        return err_nomem(e, sizeof *t);
-    t->level = LOG_INFO;
-    t->journal = getenv("JOURNAL_STREAM") != NULL;
-    t->before = log_table;
+    *ret = log_first;
     for (const char *p = spec; *p != '\0';) {
         size_t len = strcspn(p, ",");
-        int rc = rule_add(t, p, len, e);
-        if (rc < 0) {
-            free(t);
+        int rc = rule_add(ret, p, len, e);
+        if (rc < 0)
             return rc;
-        }
         p += len + (p[len] == ',');
     }
-    log_table = t;
+    return BC_OK;
+}
+
+int log_check(const char *spec, struct err *e)
+{
+    struct log_table t;
+    return spec_parse(spec, &t, e);
+}
+
+int log_setup(const char *spec, struct err *e)
+{
+    struct log_table t, *now;
+    int rc = spec_parse(spec, &t, e);
+    if (rc < 0)
+        return rc;
+    if ((now = malloc(sizeof *now)) == NULL)
+        return err_nomem(e, sizeof *now);
+    t.journal = getenv("JOURNAL_STREAM") != NULL;
+    t.before = log_table;
+    *now = t;
+    log_table = now;
     return BC_OK;
 }
 

@@ -11,6 +11,8 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG, LOG_TRACE };
 /* Parses and installs a specification, at any time, from one thread. BC_EINVALID names the bad part;
  * then nothing has changed. */
 int log_setup(const char *spec, struct err *e);
+/* Whether log_setup would take it; changes nothing. */
+int log_check(const char *spec, struct err *e);
 bool log_on(const char *topic, enum log_level level);
 void log_line(const char *topic, enum log_level level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -116,7 +116,7 @@ static void what_cannot_work_is_said(void **state)
         {1, {"--model", "/nowhere.gguf"}, "/nowhere.gguf"},
         {1, {"--model", "not-a-name-of-a-model"}, "backcast pull"},
         {1, {"--model", TEST_VECTORS "/README.md"}, "README.md"},
-        {1, {"--model", TINY, "--log=loud"}, "loud"},
+        {2, {"--model", TINY, "--log=loud"}, "[daemon] log: 'loud'"},
         {1, {"--model", TINY, "--backend=abacus"}, "abacus"},
         {2, {"--model", TINY, "--activations=12"}, "--activations: activations = \"12\" is not"},
         {1, {"--model", TINY, "--socket-group=no-such-group-here"}, "no-such-group-here"},
@@ -294,6 +294,11 @@ static bool log_has_policy(void *arg)
     return dh_log_has(arg, "unknown policy \"guess\"");
 }
 
+static bool log_has_level(void *arg)
+{
+    return dh_log_has(arg, "[daemon] log: 'loud' is not error");
+}
+
 static void sighup_applies_what_can_change(void **state)
 {
     (void)state;
@@ -332,6 +337,12 @@ static void sighup_applies_what_can_change(void **state)
     assert_int_equal(pwrite(fd, no_policy, sizeof no_policy - 1, 0), sizeof no_policy - 1);
     assert_int_equal(kill(d->pid, SIGHUP), 0);
     assert_true(dh_until(log_has_policy, d, DH_PATIENCE_MS));
+    static const char no_level[] = "[limits]\nsessions = 3\n[daemon]\nlog = ipc:debug,loud\n";
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, no_level, sizeof no_level - 1, 0), sizeof no_level - 1);
+    assert_int_equal(kill(d->pid, SIGHUP), 0);
+    assert_true(dh_until(log_has_level, d, DH_PATIENCE_MS));
+    assert_false(dh_log_has(d, "[daemon] log applied"));
     raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 5, "sessions"); /* still 2 */
     raw_session_free(&a);
     raw_session_free(&b);
