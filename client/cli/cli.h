@@ -56,7 +56,7 @@ enum option_group {
     OPT_SESSION = 8,   /* what a session is opened with */
     OPT_GENERATE = 16, /* how an answer is made */
     OPT_PROMPT = 32,   /* run and chat: --raw, --system */
-    OPT_START = 64,    /* the private daemon, or none */
+    OPT_START = 64,    /* run and chat: --no-start */
     OPT_KEEP = 128,    /* --keep-tokens alone */
     OPT_PULL = 256,
     OPT_TOKENIZE = 512,
@@ -67,7 +67,7 @@ enum option_group {
     OPT_FILE = 16384,
     OPT_BENCH = 32768,
     OPT_MAP = 65536,
-    OPT_PRIVATE = 131072, /* of OPT_START: what a private daemon is started with */
+    OPT_PRIVATE = 131072, /* what a private daemon is started with */
 };
 
 struct command_row {

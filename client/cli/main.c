@@ -4,7 +4,9 @@
 #include "cli.h"
 
 static const struct command_row commands[] = {
-    {"run", OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_FILE | OPT_START,
+    {"run",
+     OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_FILE | OPT_START |
+         OPT_PRIVATE,
      0, -1, "[options] [TEXT...]", "one answer to a prompt: arguments, -f FILE, or standard input",
      "Where there is both, -f FILE (or what a pipe or a file brings on standard input) comes "
      "first,\n"
@@ -18,7 +20,8 @@ static const struct command_row commands[] = {
      "gets the --budget and --keep-tokens that are given; what else it was opened with cannot\n"
      "change: another value is an error.",
      cmd_run},
-    {"chat", OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_START, 0, 0,
+    {"chat",
+     OPT_LINK | OPT_MODEL | OPT_SESSION | OPT_GENERATE | OPT_PROMPT | OPT_START | OPT_PRIVATE, 0, 0,
      "[options]", "a conversation",
      "A line is a message; a backslash at its end goes on with the next line. /help lists the\n"
      "commands inside. With --name the conversation stays in the daemon and can be taken up "
@@ -65,13 +68,13 @@ static const struct command_row commands[] = {
      "token ids to text", "Ids as arguments or on standard input, with or without brackets.",
      cmd_detokenize},
     {"doctor", OPT_LINK | OPT_MODEL, 0, 0, "", "what is wrong with this set-up", "", cmd_doctor},
-    {"demo", OPT_MODEL | OPT_START | OPT_DEMO, 0, 0, "--text FILE",
+    {"demo", OPT_MODEL | OPT_PRIVATE | OPT_DEMO, 0, 0, "--text FILE",
      "three sessions at once, two of them pruned as they break their budgets",
      "Starts a private daemon, asks the built-in story's two questions about FILE in three "
      "sessions,\n"
      "and prints beside each pruned answer what was dropped and what the full cache says.",
      cmd_demo},
-    {"bench", OPT_MODEL | OPT_START | OPT_BENCH, 0, 0, "[options]",
+    {"bench", OPT_MODEL | OPT_PRIVATE | OPT_BENCH, 0, 0, "[options]",
      "how fast this machine runs a model",
      "Starts a private daemon and measures it through the library: prefill, decode, eight "
      "sessions\n"

@@ -55,6 +55,8 @@ static void usage_is_2_and_failure_is_1(void **state)
     prog_check("no command", &r, 2, NULL, "usage");
     CHECK(2, NULL, "no command 'fly'", "fly");
     CHECK(2, NULL, "no option --fly", "ls", "--fly");
+    CHECK(2, NULL, "no option --no-start", "bench", "--no-start"); /* it always starts one */
+    CHECK(2, NULL, "no option --no-start", "demo", "--no-start", "--text", "/nonexistent");
     CHECK(2, NULL, "an argument is missing", "budget", "1");
     CHECK(2, NULL, "too many", "ls", "x");
     CHECK(2, NULL, "not a size", "budget", "1", "lots");
