@@ -125,7 +125,7 @@ static int open_auto(struct kn **ret, const struct kn_options *opt, char *why, s
     int code = KN_EUNSUPPORTED;
     size_t at = 0;
     for (unsigned i = 0; i < N_BACKENDS; i++) {
-        char reason[160] = "";
+        char reason[224] = "";
         if (backends[i].by_name_only)
             continue;
         code = backends[i].open(ret, opt, reason, sizeof reason);

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WHY_LEN 192
+#define WHY_LEN 320 /* of every backend that auto tried; as long as err.text */
 
 /* ---- names ---- */
 
