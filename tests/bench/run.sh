@@ -6,7 +6,15 @@
 #   commit,processor,threads,bench,case,figure,value
 set -eu
 cd "$(dirname "$0")/../.."
-build=${1:?usage: run.sh BUILD [STEP...]}
+build=${1-}
+case $build in
+'' | -*) why= ;;
+*) why="$build has no bin/: it is no build folder; " ;;
+esac
+if [ -z "$why" ] || [ ! -d "$build/bin" ]; then
+    echo "${why}usage: run.sh BUILD [STEP...]" >&2
+    exit 2
+fi
 shift
 steps=${*:-setup ops engine refresh torch gap serve limits peer crowd report}
 bin=$build/bin

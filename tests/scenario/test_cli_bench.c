@@ -126,12 +126,27 @@ static void what_cannot_be_measured_is_refused(void **state)
     prog_free(&r);
 }
 
+/* The script of all measurements: before any step it looks whether there is a build to measure. */
+static void the_script_wants_a_build(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {"--help", "", TEST_VECTORS};
+    for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        const char *argv[] = {TEST_VECTORS "/../bench/run.sh", wrong[i], NULL};
+        struct prog_result r = prog_run(argv, home.env, NULL);
+        must(&r, 2, "usage: run.sh BUILD [STEP...]");
+        assert_string_equal(r.out, "");
+        prog_free(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_has_every_figure_and_nothing_else),
         cmocka_unit_test(only_gives_a_part_for_people),
         cmocka_unit_test(what_cannot_be_measured_is_refused),
+        cmocka_unit_test(the_script_wants_a_build),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
