@@ -10,8 +10,9 @@
  *   | tile tile tile tile | tile tile tile tile | ..    64 cache indices a tile, ATTN_SPAN tiles a span
  *   '------- span --------'------- span --------'
  *
- * A span's first tile makes a state that the others join, ascending, and its first span one that the other spans join: the same
- * numbers by the same formula in the same order both ways, so a row's result does not tell which way was taken. Borders are cache indices. */
+ * A span's first tile makes a state that the others join, ascending, and its first span one that the other spans join: the
+ * same numbers by the same formula in the same order both ways, so a row's result does not tell which way was taken. Borders are
+ * cache indices. */
 #include "cpu.h"
 #include "kn_kv_addr.h"
 #include "ops.h"
@@ -211,8 +212,9 @@ static struct place place_of(const struct attn_job *j, const struct attn_block *
                           .end_tile = KN_MIN(block->end_tile, (span + 1) * ATTN_SPAN)};
 }
 
-/* The state of the tiles of p, into g: the first one's is it already, the others join it. Memory is asked for what the thread looks at next: `after`, or NULL where it does not
- * know. room: q is set, and rows[now] are those of p's first tile; behind it those of after's. */
+/* The state of the tiles of p, into g: the first one's is it already, the others join it. Memory is asked for what the thread
+ * looks at next: `after`, or NULL where it does not know. room: q is set, and rows[now] are those of p's first tile; behind it
+ * those of after's. */
 static void span_attend(const struct attn_job *j, const struct place *p, const struct place *after,
                         struct cpu_scratch *room, struct attn_merge *g)
 {

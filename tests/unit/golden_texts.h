@@ -94,8 +94,8 @@ static inline void check_none(struct bench *b, const char *group, uint32_t chunk
     session_close(&s);
 }
 
-/* How much of it: all cases at every cut; or what `make check` has time for: one architecture at every cut and the others at two
- * each; less under a sanitizer; and on backends that take their time one cut and every `step`-th case. */
+/* How much of it: all cases at every cut; or what `make check` has time for: a cut or two, and fewer cases, under a sanitizer,
+ * and on backends that take their time one cut and every `step`-th case. */
 struct texts_depth {
     unsigned n_chunks, step, first; /* chunks from `first` on */
 };
@@ -103,12 +103,14 @@ static const struct texts_depth texts_all = {ARRAY_LEN(chunks), 1, 0};
 
 static inline struct texts_depth texts_depth_of(const struct bench *b, size_t arch)
 {
-    unsigned first = (unsigned)arch;
+    unsigned first = (unsigned)arch; /* architectures that have not all cuts have different ones */
+    if (!SANITIZED && !bench_is_slow(b))
+        return texts_all;
+    if (!SANITIZED)
+        return (struct texts_depth){1, arch > 0 ? 6 : bench_is_gpu(b) ? 2 : 1, first};
     if (bench_is_slow(b))
-        return (struct texts_depth){1, arch > 0 ? 9 : bench_is_gpu(b) || SANITIZED ? 4 : 2, first};
-    if (SANITIZED)
-        return (struct texts_depth){arch == 0 ? 2 : 1, arch == 0 ? 1 : 3, first};
-    return arch == 0 ? texts_all : (struct texts_depth){2, 1, first};
+        return (struct texts_depth){1, arch > 0 ? 9 : 4, first};
+    return (struct texts_depth){arch == 0 ? 2 : 1, arch == 0 ? 1 : 3, first};
 }
 
 /* The texts of one file, whose cases belong to `groups`. */

@@ -1,6 +1,6 @@
 /* smollm2.h: the default model against an outside implementation that computed in float32 with the same 4-bit weights:
  * next-token log-probabilities of 512 tokens, scores and the sets that they keep, on a dense cache and on one with
- * holes. Programs of their own use it, since one backend takes a minute: test_golden_smollm2_{ref,cpu}_model.c, _ref_model_long.c.
+ * holes. Two programs use it, since one backend takes minutes: test_golden_smollm2_{ref,cpu}_model.c.
  *
  * The model is where BACKCAST_TEST_MODEL says, or where `backcast pull` puts it; without it the program is skipped. */
 #ifndef BACKCAST_SMOLLM2_H
@@ -17,8 +17,6 @@
 struct smollm2_limits {
     double logprob, overlap;
     uint32_t greedy; /* tokens of gen.none that must come out; 0: not run */
-    /* Each of the four scores once: the fast ones on the dense cache, the full ones on the holed one, each at one of both gaps. */
-    bool scores_once;
 };
 
 struct smollm2 {
@@ -155,7 +153,7 @@ static inline void smollm2_spans(struct smollm2 *w, const char *tag, uint32_t ga
     free(value);
 }
 
-/* The four scores at both gaps, or what scores_once leaves, and every set that they keep. */
+/* The four scores at both gaps, and every set that they keep. */
 static inline void smollm2_scores(struct smollm2 *w, const char *tag)
 {
     float *score = malloc(w->seq.n * sizeof *score);
@@ -163,10 +161,8 @@ static inline void smollm2_scores(struct smollm2 *w, const char *tag)
     char name[96];
 
     for (unsigned k = 0; k < 8; k++) {
-        bool fast = k & 1, logprob = k & 2, first = tag[0] == 'd';
+        bool fast = k & 1, logprob = k & 2;
         uint32_t gap = k & 4, n;
-        if (w->limits.scores_once && (fast != first || (gap == 0) != ((fast ^ logprob) == first)))
-            continue;
         const char *what = fast ? (logprob ? "fast_logprob" : "fast_logit")
                                 : (logprob ? "full_logprob" : "full_logit");
         rseq_score(&w->seq, gap, fast, logprob, score);
@@ -174,7 +170,7 @@ static inline void smollm2_scores(struct smollm2 *w, const char *tag)
         const float *want = golden_f32(w->golden, name, &n);
         assert_int_equal(n, w->seq.n);
         for (uint32_t i = 0; i + gap + 1 < n; i++)
-            off += fabs((double)score[i] - want[i]) / ((w->limits.scores_once ? 2.0 : 8.0) * n);
+            off += fabs((double)score[i] - want[i]) / (8.0 * n);
         for (uint32_t i = n - gap - 1; i < n; i++)
             assert_true(score[i] == -INFINITY);
         snprintf(name, sizeof name, "%s.keep.%s.gap%u.frozen0.recent0", tag, what, gap);

@@ -1,6 +1,6 @@
 /* Greedy texts under every policy, token for token, and the kept set of every refresh, against an
  * outside implementation, on every backend and instruction set of this machine (golden_texts.h).
- * A part of the cuts, and of the cases on backends that take their time: test_golden_gen_long.c has all. */
+ * Backends that take their time meet a part of it here and all of it in test_golden_gen_long.c. */
 #include "golden_texts.h"
 
 static void texts_and_kept_sets_equal_the_goldens(void **state)

@@ -55,8 +55,8 @@ static void check_case(struct bench *b, const struct gcase *c, uint32_t score_ro
     session_close(&s);
 }
 
-/* Every step-th case: some backends take long, as does every access under a sanitizer, and one architecture has all cases
- * (a third of them under a sanitizer). */
+/* Every step-th case: a GPU's threads one by one take long, as does every access under a sanitizer; one architecture has all
+ * cases (a third of them under a sanitizer). */
 static void check_arch(const struct kn_options *ko, const char *arch)
 {
     static const uint32_t blocks[] = {10, 0};
@@ -64,7 +64,7 @@ static void check_arch(const struct kn_options *ko, const char *arch)
     struct gcase c;
     unsigned n_checked = 0, n_unclear = 0, n_run = 0;
     bench_open(&b, ko, arch, "golden");
-    bool slow = bench_is_slow(&b) || SANITIZED;
+    bool slow = bench_is_gpu(&b) || SANITIZED;
     unsigned step = slow && strcmp(arch, archs[0]) != 0 ? 5 : SANITIZED ? 3 : 1;
     for (size_t at = 0; gcase_next(b.golden, &at, &c);) {
         if (gcase_field(&c, "clear_cut") == NULL)

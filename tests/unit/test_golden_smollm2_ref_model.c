@@ -1,13 +1,11 @@
 /* The default model on the ref backend: float maths over the file's 4-bit weights, as the goldens were made, so the answers
- * must all but coincide. Each score once: test_golden_smollm2_ref_model_long.c has all of them. Takes a minute, so it is left out
- * of the sanitizer builds. */
+ * must all but coincide. Takes a few minutes, so it is left out of the sanitizer builds. */
 #include "smollm2.h"
 
 static void ref_agrees_with_the_goldens_of_the_default_model(void **state)
 {
-    struct smollm2 w = {
-        .backend = "ref",
-        .limits = {.logprob = 0.01, .overlap = 0.99, .greedy = 60, .scores_once = true}};
+    struct smollm2 w = {.backend = "ref",
+                        .limits = {.logprob = 0.01, .overlap = 0.99, .greedy = 60}};
     (void)state;
 
     smollm2_run(&w);
