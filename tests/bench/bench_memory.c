@@ -25,6 +25,7 @@
 #include "core.h"
 #include "engine_harness.h"
 
+#define SESSIONS_MAX 64u
 #define IDLE_US 1000000u
 #define DECODE_STEPS 40u
 #define BOOK_TOKENS 512u
@@ -61,7 +62,7 @@ static void options(struct engine_options *o, void *arg)
 static double step_us(struct eh *h)
 {
     struct generate_options o = eh_greedy(DECODE_STEPS * (b.rounds + 2));
-    uint64_t s[64];
+    uint64_t s[SESSIONS_MAX];
     double best = 1e18;
     for (uint32_t i = 0; i < b.sessions; i++) {
         s[i] = eh_session(h, &(struct eh_ask){.policy = "none"});
@@ -272,12 +273,17 @@ static void run(void **state)
     free(b.prompt);
 }
 
-int main(int argc, char **argv)
+static bool parse(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(run)};
-    b.model = argc > 1 ? argv[1] : NULL;
-    for (int i = 2; i + 1 < argc; i += 2) {
-        uint32_t n = (uint32_t)strtoul(argv[i + 1], NULL, 10);
+    for (int i = 1; i < argc; i++) {
+        char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        uint32_t n = value != NULL ? (uint32_t)strtoul(value, NULL, 10) : 0;
+        if (argv[i][0] != '-') {
+            b.model = argv[i];
+            continue;
+        }
+        if (value == NULL)
+            return false;
         if (strcmp(argv[i], "--sessions") == 0)
             b.sessions = n;
         else if (strcmp(argv[i], "--tokens") == 0)
@@ -285,13 +291,22 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--rounds") == 0)
             b.rounds = n;
         else if (strcmp(argv[i], "--folder") == 0)
-            b.folder = argv[i + 1];
+            b.folder = value;
         else
-            b.model = NULL;
+            return false;
+        i++;
     }
-    if (b.model == NULL || b.sessions == 0 || b.sessions > 64 || b.tokens == 0 || b.rounds == 0) {
-        fprintf(stderr, "bench_memory MODEL.gguf [--sessions 8] [--tokens 1024] [--rounds 5] "
-                        "[--folder DIR]\n");
+    return b.model != NULL && b.sessions > 0 && b.sessions <= SESSIONS_MAX && b.tokens > 0 &&
+           b.rounds > 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(run)};
+    if (!parse(argc, argv)) {
+        fprintf(stderr,
+                "usage: bench_memory MODEL.gguf [--sessions 1..64] [--tokens N] [--rounds N] "
+                "[--folder DIR]\n");
         return 2;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);
