@@ -17,7 +17,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PARAMS_MAX 64
 #define SECTION_BYTES_MAX 49
 
 /* ---- [model.NAME] */
@@ -102,7 +101,7 @@ struct file_state {
     const char *name;
     unsigned line;
     uint64_t available;
-    bool seen[PARAMS_MAX];
+    bool seen[CONFIG_PARAMS];
     int rc;
     struct err *e;
 };
@@ -182,6 +181,7 @@ static int on_key(void *arg, const char *section, const char *key, const char *v
         f->rc = err_set(f->e, BC_EINVALID, key, "%s: [%s] %s is set twice", what, section, key);
     } else {
         f->seen[p - param_at(0)] = true;
+        f->c->places[p - param_at(0)] = f->line;
         f->rc = param_set(f->c, p, value, f->available, what, f->e);
     }
     return f->rc == BC_OK;
@@ -343,6 +343,8 @@ static int args_read(struct config *c, struct args a, int pass, uint64_t availab
         snprintf(what, sizeof what, "--%s", name);
         if (pass == 1 && (rc = param_set(c, p, value, available, what, e)) < 0)
             return rc;
+        if (pass == 1)
+            c->places[p - param_at(0)] = CONFIG_OPTION;
     }
     return BC_OK;
 }
@@ -388,6 +390,19 @@ void config_free(struct config *c)
         free(c->models[i].path);
     free(c->file);
     *c = (struct config){0};
+}
+
+bool config_place(const struct config *c, const char *section, const char *key, char *ret,
+                  size_t size)
+{
+    const struct param *p = param_find(section, key);
+    bc_assert(p != NULL);
+    uint32_t at = c->places[p - param_at(0)];
+    if (at == CONFIG_OPTION)
+        snprintf(ret, size, "--%s", p->flag);
+    else if (at != CONFIG_DEFAULT)
+        snprintf(ret, size, "%.200s:%u", c->file, at);
+    return at != CONFIG_DEFAULT;
 }
 
 void config_print(const struct config *c, FILE *to)

@@ -23,6 +23,15 @@ typedef struct {
     uint32_t tokens;
 } config_BUDGET;
 
+enum {
+    CONFIG_PARAMS = 0 /* of params.tbl */
+#define SECTION(name, text)
+#define PARAM(section, key, type, flag, def, min, max, live, text) +1
+#include "params.tbl"
+#undef PARAM
+#undef SECTION
+};
+
 struct config_model { /* [model.NAME] */
     char name[CONFIG_NAME_MAX], chat_template[32];
     char *path;
@@ -37,7 +46,11 @@ struct config {
     struct config_model models[CONFIG_MODELS_MAX];
     size_t n_models;
     char *file; /* that was read; NULL: none */
+    /* Where each parameter of params.tbl got its value: a line of `file`, or one of the two below. */
+    uint32_t places[CONFIG_PARAMS];
 };
+#define CONFIG_DEFAULT 0
+#define CONFIG_OPTION UINT32_MAX /* the command line */
 
 /* Everything on the command line that is no parameter. */
 enum config_action { CONFIG_RUN, CONFIG_PRINT, CONFIG_HELP, CONFIG_VERSION };
@@ -52,6 +65,9 @@ struct config_command {
 int config_read(struct config *ret, int argc, char **argv, uint64_t available,
                 struct config_command *ret_command, struct err *e);
 void config_free(struct config *c);
+/* "FILE:LINE" or "--FLAG", where this value was given; false: it is the default. */
+bool config_place(const struct config *c, const char *section, const char *key, char *ret,
+                  size_t size);
 void config_print(const struct config *c, FILE *to); /* a whole commented file that reads back */
 void config_help(FILE *to);
 struct config_change {

@@ -6,51 +6,6 @@
 #include "clock.h"
 #include "log.h"
 
-/* ---- configuration -> options of the layers */
-
-static struct server_limits limits_of(const struct config *c)
-{
-    return (struct server_limits){.connections = c->limits_connections,
-                                  .sessions = c->limits_sessions,
-                                  .requests = c->limits_requests,
-                                  .queued_bytes = c->limits_queued_bytes,
-                                  .ring_bytes = c->limits_ring_bytes,
-                                  .frames_per_second = (uint32_t)c->limits_frames_per_second,
-                                  .max_tokens = (uint32_t)c->limits_max_tokens};
-}
-
-static struct server_defaults defaults_of(const struct config *c)
-{
-    struct server_defaults d = {
-        .budget_tokens = c->session_budget.tokens,
-        .budget_bytes = c->session_budget.bytes,
-        .keep = (uint32_t)c->session_keep,
-        .span = (uint32_t)c->session_span,
-        .min_gap = (uint32_t)c->session_min_gap,
-        .frozen = c->session_frozen == CONFIG_AUTO ? UINT32_MAX : (uint32_t)c->session_frozen,
-        .recent = c->session_recent == CONFIG_AUTO ? -1 : (int64_t)c->session_recent,
-        .span_quantile = (float)c->session_span_quantile,
-        .max_tokens = (uint32_t)c->session_max_tokens,
-    };
-    snprintf(d.policy, sizeof d.policy, "%s", c->session_policy);
-    snprintf(d.score, sizeof d.score, "%s", c->session_score);
-    snprintf(d.trigger, sizeof d.trigger, "%s", c->session_trigger);
-    snprintf(d.kv_type, sizeof d.kv_type, "%s", c->session_kv_type);
-    snprintf(d.positions, sizeof d.positions, "%s", c->session_positions);
-    return d;
-}
-
-int daemon_check(const struct config *c, struct err *e)
-{
-    struct server_defaults d = defaults_of(c);
-    struct err why;
-    int rc = log_check(c->daemon_log, &why);
-    if (rc < 0)
-        return err_set(e, rc, why.field, "[daemon] log: %s", why.text);
-    rc = server_defaults_check(&d, &why);
-    return rc < 0 ? err_set(e, rc, why.field, "[session] %s", why.text) : BC_OK;
-}
-
 static struct engine_limits engine_limits_of(const struct config *c)
 {
     return (struct engine_limits){.uid_percent = c->memory_uid_share.percent,
@@ -283,7 +238,7 @@ static void daemon_reload(struct daemon *d)
         log_error("daemon", "SIGHUP: %s; nothing has changed", e.text);
         return;
     }
-    if (daemon_check(&now, &e) < 0) {
+    if (settings_check(&now, &e) < 0) {
         log_error("daemon", "SIGHUP: %s; nothing has changed", e.text);
         config_free(&now);
         return;
@@ -298,8 +253,8 @@ static void daemon_reload(struct daemon *d)
     }
     if (log_setup(now.daemon_log, &e) < 0)
         log_error("daemon", "SIGHUP: %s", e.text);
-    struct server_limits l = limits_of(&now);
-    struct server_defaults def = defaults_of(&now);
+    struct server_limits l = settings_limits(&now);
+    struct server_defaults def = settings_defaults(&now);
     server_configure(d->server, &l, &def);
     engine_configure(d, &now);
     log_info("daemon", "SIGHUP: changes that apply now: %zu, that wait for a restart: %zu", live,
@@ -397,8 +352,8 @@ int daemon_start(struct daemon *d, const struct daemon_options *opt, struct err 
     *d = (struct daemon){.magic = DAEMON_MAGIC, .opt = *opt, .load_percent = -5};
     struct server_options so = {.loop = &d->loop,
                                 .listener = &d->opt.listener,
-                                .limits = limits_of(opt->config),
-                                .defaults = defaults_of(opt->config),
+                                .limits = settings_limits(opt->config),
+                                .defaults = settings_defaults(opt->config),
                                 .default_model = d->opt.model_name,
                                 .model_name = model_name_at,
                                 .model_path = model_path_of,

@@ -64,8 +64,14 @@ struct daemon {
     int load_percent;
 };
 
-/* What config_read cannot judge: the levels of the log, and whether the defaults make a session that can be opened. */
-int daemon_check(const struct config *c, struct err *e);
+/* ---- settings.c: the configuration as the server takes it */
+struct server_limits settings_limits(const struct config *c);
+struct server_defaults settings_defaults(const struct config *c);
+/* What config_read cannot judge: the levels of the log, whether the defaults make a session that can be opened, and a request that
+ * is within its limit. */
+int settings_check(const struct config *c, struct err *e);
+
+/* ---- daemon.c */
 /* The signals that the loop answers: main holds them back until daemon_start lets them through. */
 void daemon_signals(sigset_t *ret);
 /* Takes opt's listener, also on failure; opt's config on success. */

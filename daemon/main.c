@@ -113,7 +113,7 @@ int main(int argc, char **argv)
         config_free(&c);
         return rc;
     }
-    if (daemon_check(&c, &e) < 0)
+    if (settings_check(&c, &e) < 0)
         return fail(&o, &e, EXIT_USAGE);
     if (log_setup(c.daemon_log, &e) < 0)
         return fail(&o, &e, EXIT_FAILURE);

@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SHARE_PERCENT_MAX 95.0 /* the daemon and its neighbours need some */
+#define PART_PERCENT_MAX 100.0
+#define BUDGET_TOKENS_MAX 16777216u
+
 #define LIVE_YES true
 #define LIVE_NO false
 static const struct param params[] = {
@@ -134,9 +138,14 @@ static void *field_of(const struct config *c, const struct param *p)
     return (char *)(uintptr_t)c + p->offset;
 }
 
+static double percent_max(enum param_type type)
+{
+    return type == PARAM_SHARE ? SHARE_PERCENT_MAX : PART_PERCENT_MAX;
+}
+
 static int bad(const struct param *p, const char *what, const char *text, struct err *e)
 {
-    char range[96] = "";
+    char range[128] = "";
     if (p->type == PARAM_TEXT)
         snprintf(range, sizeof range, " of %.0f to %.0f bytes", p->min, p->max);
     else if (p->type == PARAM_MODE)
@@ -145,6 +154,12 @@ static int bad(const struct param *p, const char *what, const char *text, struct
         snprintf(range, sizeof range, ": %.17g or %.17g", p->min, p->max);
     else
         snprintf(range, sizeof range, ", %.17g to %.17g", p->min, p->max);
+    size_t n = strlen(range);
+    if (p->type == PARAM_SHARE || p->type == PARAM_PART)
+        snprintf(range + n, sizeof range - n, ", or more than 0 and up to %g%%",
+                 percent_max(p->type));
+    else if (p->type == PARAM_BUDGET)
+        snprintf(range + n, sizeof range - n, ", or 1t to %ut", BUDGET_TOKENS_MAX);
     return err_set(e, BC_EINVALID, p->key, "%s: %s = \"%.80s\" is not %s%s", what, p->key, text,
                    param_unit(p->type), range);
 }
@@ -219,21 +234,20 @@ static bool sized_set(void *field, const struct param *p, const char *text, uint
     if (!size_parse(text, &v, &unit))
         return false;
     bool percent = strcmp(unit, "%") == 0, tokens = strcmp(unit, "t") == 0;
+    if (percent && (p->type == PARAM_SHARE || p->type == PARAM_PART) &&
+        (v <= 0 || v > percent_max(p->type)))
+        return false;
     if (p->type == PARAM_SHARE && percent) {
-        if (v <= 0 || v > 95)
-            return false;
         *(config_SHARE *)field =
             (config_SHARE){BC_MAX((uint64_t)((double)available * v / 100), (uint64_t)p->min), v};
         return true;
     }
     if (p->type == PARAM_PART && percent) {
-        if (v <= 0 || v > 100)
-            return false;
         *(config_PART *)field = (config_PART){0, v};
         return true;
     }
     if (p->type == PARAM_BUDGET && tokens) {
-        if (v != floor(v) || v < 1 || v > 16777216)
+        if (v != floor(v) || v < 1 || v > BUDGET_TOKENS_MAX)
             return false;
         *(config_BUDGET *)field = (config_BUDGET){0, (uint32_t)v};
         return true;

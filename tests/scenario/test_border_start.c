@@ -104,7 +104,10 @@ static void what_cannot_work_is_said(void **state)
         {2, {"--kv-memory=lots"}, "lots"},
         {2, {"--config=/nowhere/at/all.conf"}, "/nowhere/at/all.conf"},
         /* defaults that no session could be opened with */
-        {2, {"--model", TINY, "--policy=guess"}, "guess"},
+        {2, {"--model", TINY, "--policy=guess"}, "--policy: [session] unknown policy \"guess\""},
+        {2,
+         {"--model", TINY, "--limit-max-tokens=10"},
+         "--limit-max-tokens: [limits] max_tokens 10 is less than [session] max_tokens 512"},
         {2, {"--model", TINY, "--score=guess"}, "guess"},
         {2, {"--model", TINY, "--trigger=guess"}, "guess"},
         {2, {"--model", TINY, "--kv-type=f64"}, "f64"},

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 #include "config.h"
+#include "daemon.h"
 #include "params.h"
 
 #define GIB (1ull << 30)
@@ -164,8 +165,10 @@ static void mistakes_in_a_file_name_the_line(void **state)
     bad_file("[limits]\nsessions = -5\n", BC_EINVALID, ":2:", "-5");
     bad_file("[limits]\nsessions = 5 5\n", BC_EINVALID, ":2:", "5 5");
     bad_file("[limits]\nsessions = 99999999999999999999\n", BC_EINVALID, ":2:", "sessions");
-    bad_file("[memory]\nkv_memory = 120%\n", BC_EINVALID, ":2:", "120%");
-    bad_file("[memory]\nuid_share = 101%\n", BC_EINVALID, ":2:", "101%");
+    bad_file("[memory]\nkv_memory = 120%\n", BC_EINVALID, ":2:", "\"120%\" is not");
+    bad_file("[memory]\nkv_memory = 96%\n", BC_EINVALID, ":2:", "or more than 0 and up to 95%");
+    bad_file("[memory]\nhost_tier = 0%\n", BC_EINVALID, ":2:", "or more than 0 and up to 95%");
+    bad_file("[memory]\nuid_share = 101%\n", BC_EINVALID, ":2:", "or more than 0 and up to 100%");
     bad_file("[memory]\nuid_share = 5\n", BC_EINVALID, ":2:", "65536");
     bad_file("[memory]\nkv_memory = 5 parsecs\n", BC_EINVALID, ":2:", "parsecs");
     bad_file("[memory]\nkv_memory = 0x10MiB\n", BC_EINVALID, ":2:", "0x10");
@@ -175,6 +178,7 @@ static void mistakes_in_a_file_name_the_line(void **state)
     bad_file("[memory]\nspill_after = 400d\n", BC_EINVALID, ":2:", "s, min, h, d");
     bad_file("[session]\nspan_quantile = nan\n", BC_EINVALID, ":2:", "nan");
     bad_file("[session]\nbudget = 0.5t\n", BC_EINVALID, ":2:", "0.5t");
+    bad_file("[session]\nbudget = 16777217t\n", BC_EINVALID, ":2:", "or 1t to 16777216t");
     bad_file("[session]\nfrozen = never\n", BC_EINVALID, ":2:", "auto");
     for (size_t i = 0; i < ARRAY_LEN(no_bits); i++) { /* one sentence, whatever is wrong with it */
         snprintf(text, sizeof text, "[daemon]\nactivations = %s\n", no_bits[i]);
@@ -208,6 +212,52 @@ static void mistakes_in_a_file_name_the_line(void **state)
     assert_int_equal(read_args(&c, &cmd, &e, 2, "--config", fifo), BC_EIO); /* and does not hang */
     unlink(fifo);
     assert_int_equal(read_args(&c, &cmd, &e, 1, "--config=/dev/null"), BC_OK);
+    config_free(&c);
+}
+
+/* Each value alone is one of its kind; NULL flag: the file alone. */
+static void not_together(const char *text, const char *flag, const char *place, const char *says)
+{
+    struct config c;
+    struct config_command cmd;
+    struct err e;
+    char begin[120];
+    write_file(text);
+    if (read_args(&c, &cmd, &e, flag != NULL ? 3 : 2, "--config", path, flag) < 0)
+        fail_msg("%s", e.text);
+    assert_int_equal(settings_check(&c, &e), strstr(says, "unknown") ? BC_EUNKNOWN : BC_EINVALID);
+    config_free(&c);
+    snprintf(begin, sizeof begin, "%s%s", place[0] == ':' ? path : "", place);
+    if (strncmp(e.text, begin, strlen(begin)) != 0 || strstr(e.text, says) == NULL)
+        fail_msg("\"%s\" should begin with \"%s\" and say \"%s\"", e.text, begin, says);
+}
+
+static void values_that_do_not_go_together_name_their_place(void **state)
+{
+    (void)state;
+    struct config c;
+    struct config_command cmd;
+    struct err e;
+    not_together("[daemon]\nlog = loud\n", NULL, ":2: [daemon] log: ", "'loud' is not error");
+    not_together("[daemon]\nlog = info\n", "--log=x:loud", "--log: [daemon] log: ", "'loud'");
+    not_together("\n\n[session]\npolicy = guess\n", NULL, ":4: [session] ", "unknown policy");
+    not_together("[session]\nspan = 4\n", NULL, ":2: [session] ", "span 4");
+    not_together("[session]\nspan = 4\nkeep = 0\n", "--span=6", "--span: [session] ", "span 6");
+    not_together("[session]\nbudget = 64t\nrecent = 60\n", NULL, ":3: [session] ",
+                 "recent_tokens 60");
+    /* what is too much is a default; what was set is too little for it */
+    not_together("[session]\nspan = 3\nkeep = 5\n", NULL, ":3: [session] ", "recent_tokens 32");
+    not_together("[session]\nbudget = 64t\n", "--min-gap=50", "--min-gap: [session] ",
+                 "min_gap 50");
+    not_together("[limits]\nmax_tokens = 10\n", NULL, ":2: [limits] max_tokens 10 ",
+                 "[session] max_tokens 512");
+    not_together("[session]\nmax_tokens = 11\n[limits]\nmax_tokens = 10\n", NULL,
+                 ":4: [limits] max_tokens 10 ", "[session] max_tokens 11");
+    not_together("[limits]\nsessions = 9\n", "--max-tokens=1048577",
+                 "--max-tokens: [limits] max_tokens 1048576 ", "[session] max_tokens 1048577");
+    write_file("[session]\nmax_tokens = 10\n[limits]\nmax_tokens = 10\n");
+    assert_int_equal(read_args(&c, &cmd, &e, 2, "--config", path), BC_OK);
+    assert_int_equal(settings_check(&c, &e), BC_OK);
     config_free(&c);
 }
 
@@ -331,6 +381,7 @@ int main(void)
         cmocka_unit_test(times_have_units),
         cmocka_unit_test(printed_config_reads_back),
         cmocka_unit_test(mistakes_in_a_file_name_the_line),
+        cmocka_unit_test(values_that_do_not_go_together_name_their_place),
         cmocka_unit_test(mistakes_on_the_command_line_name_the_option),
         cmocka_unit_test(a_reload_changes_only_what_can),
         cmocka_unit_test(random_files),

@@ -1,0 +1,128 @@
+/* settings.c: from the configuration to what the server takes, and whether its values make sense together: what config_read,
+ * which looks at one value at a time, cannot judge.
+ *
+ *   [daemon] log          levels and topics that there are
+ *   [session]             a session that asks for nothing can be opened
+ *   [limits] max_tokens   at least what a request gets that asks for nothing
+ *
+ * An error begins with the place where the value at fault was given: a line of the file, or an option. */
+#include "daemon.h"
+#include "log.h"
+#include <string.h>
+
+struct server_limits settings_limits(const struct config *c)
+{
+    return (struct server_limits){.connections = c->limits_connections,
+                                  .sessions = c->limits_sessions,
+                                  .requests = c->limits_requests,
+                                  .queued_bytes = c->limits_queued_bytes,
+                                  .ring_bytes = c->limits_ring_bytes,
+                                  .frames_per_second = (uint32_t)c->limits_frames_per_second,
+                                  .max_tokens = (uint32_t)c->limits_max_tokens};
+}
+
+struct server_defaults settings_defaults(const struct config *c)
+{
+    struct server_defaults d = {
+        .budget_tokens = c->session_budget.tokens,
+        .budget_bytes = c->session_budget.bytes,
+        .keep = (uint32_t)c->session_keep,
+        .span = (uint32_t)c->session_span,
+        .min_gap = (uint32_t)c->session_min_gap,
+        .frozen = c->session_frozen == CONFIG_AUTO ? UINT32_MAX : (uint32_t)c->session_frozen,
+        .recent = c->session_recent == CONFIG_AUTO ? -1 : (int64_t)c->session_recent,
+        .span_quantile = (float)c->session_span_quantile,
+        .max_tokens = (uint32_t)c->session_max_tokens,
+    };
+    snprintf(d.policy, sizeof d.policy, "%s", c->session_policy);
+    snprintf(d.score, sizeof d.score, "%s", c->session_score);
+    snprintf(d.trigger, sizeof d.trigger, "%s", c->session_trigger);
+    snprintf(d.kv_type, sizeof d.kv_type, "%s", c->session_kv_type);
+    snprintf(d.positions, sizeof d.positions, "%s", c->session_positions);
+    return d;
+}
+
+/* ---- checks */
+
+struct key {
+    const char *section, *key;
+};
+
+/* The first of n keys (section NULL: skipped) that was not left at its default; "": all were. */
+static const char *place_of(const struct config *c, const struct key *keys, size_t n, char *ret,
+                            size_t size)
+{
+    ret[0] = '\0';
+    for (size_t i = 0; i < n; i++)
+        if (keys[i].section != NULL &&
+            config_place(c, keys[i].section, keys[i].key, ret, size - strlen(": "))) {
+            strcat(ret, ": ");
+            return ret;
+        }
+    return ret;
+}
+
+/* An error's field is called as in the protocol. Of what several keys make impossible together, the field at fault may be
+ * one that nobody has set: then it is its budget, its keep or its policy that does not suit the rest. */
+static int session_fail(const struct config *c, const struct err *why, struct err *e)
+{
+    static const char *const names[][2] = {
+        {"budget_tokens", "budget"},
+        {"budget_bytes", "budget"},
+        {"keep_tokens", "keep"},
+        {"recent_tokens", "recent"},
+        {"frozen_tokens", "frozen"},
+        {"policy", "policy"},
+        {"score", "score"},
+        {"trigger", "trigger"},
+        {"span", "span"},
+        {"span_quantile", "span_quantile"},
+        {"min_gap", "min_gap"},
+        {"kv_type", "kv_type"},
+        {"positions", "positions"},
+    };
+    struct key keys[] = {{NULL, NULL},
+                         {"session", "keep"},
+                         {"session", "budget"},
+                         {"session", "policy"},
+                         {"session", "frozen"}};
+    char place[240];
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (strcmp(names[i][0], why->field) == 0)
+            keys[0] = (struct key){"session", names[i][1]};
+    return err_set(e, why->code, why->field, "%s[session] %s",
+                   place_of(c, keys, ARRAY_LEN(keys), place, sizeof place), why->text);
+}
+
+static int log_fail(const struct config *c, const struct err *why, struct err *e)
+{
+    const struct key key = {"daemon", "log"};
+    char place[240];
+    return err_set(e, why->code, why->field, "%s[daemon] log: %s",
+                   place_of(c, &key, 1, place, sizeof place), why->text);
+}
+
+static int max_tokens_check(const struct config *c, struct err *e)
+{
+    static const struct key keys[] = {{"limits", "max_tokens"}, {"session", "max_tokens"}};
+    char place[240];
+    if (c->session_max_tokens <= c->limits_max_tokens)
+        return BC_OK;
+    return err_set(e, BC_EINVALID, "max_tokens",
+                   "%s[limits] max_tokens %llu is less than [session] max_tokens %llu, which a "
+                   "request gets that asks for nothing",
+                   place_of(c, keys, ARRAY_LEN(keys), place, sizeof place),
+                   (unsigned long long)c->limits_max_tokens,
+                   (unsigned long long)c->session_max_tokens);
+}
+
+int settings_check(const struct config *c, struct err *e)
+{
+    struct server_defaults d = settings_defaults(c);
+    struct err why;
+    if (log_check(c->daemon_log, &why) < 0)
+        return log_fail(c, &why, e);
+    if (server_defaults_check(&d, &why) < 0)
+        return session_fail(c, &why, e);
+    return max_tokens_check(c, e);
+}
