@@ -37,13 +37,14 @@ static int check_ids(const struct session *s, const struct command *c, uint64_t 
 static int check_whole(const struct session *s, const struct evict_params *p, uint64_t n,
                        struct err *e)
 {
-    uint64_t rows = seqcache_count(s->cache) + n;
+    uint64_t rows = seqcache_count(s->cache) + n, page = pool_page_bytes(s->pool);
     if (p->budget == 0 || rows <= p->budget)
         return BC_OK;
     /* in tokens: in whole pages the two may look the same */
     return err_amount(e, BC_EBUDGET, "budget_tokens", rows, p->budget,
-                      "%" PRIu64 " tokens would be cached, the budget is %u tokens, and %s", rows,
-                      p->budget,
+                      "%" PRIu64 " tokens (%" PRIu64
+                      " bytes) would be cached, the budget is %u tokens, and %s",
+                      rows, (rows + KN_PAGE_ROWS - 1) / KN_PAGE_ROWS * page, p->budget,
                       evict_policy_prunes(p->policy) ? "trigger prefill_end prunes only after the "
                                                        "whole prompt is in"
                                                      : "policy none never prunes");
@@ -147,8 +148,10 @@ int request_accept(struct engine *en, struct session *s, struct command *c, stru
         return err_set(e, BC_EINVALID, "text", "a prompt of %" PRIu64 " tokens", n);
     if (s->frozen_auto) { /* the system message; whatever else comes first has none */
         p.frozen = c->u.generate.kind == PROMPT_CHAT ? (uint32_t)c->u.generate.n_system : 0;
-        if ((rc = evict_check(&p, e)) < 0)
+        if ((rc = evict_check(&p, e)) < 0) {
+            evict_advise(&s->ask, &p, pool_page_bytes(s->pool), e);
             return rc;
+        }
     }
     struct request *q = request_new(s, c, e);
     if (q == NULL)

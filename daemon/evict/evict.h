@@ -96,11 +96,15 @@ bool evict_policy_prunes(const struct evict_policy *p);
 
 /* Fills defaults, turns bytes into tokens and checks everything; the error names the field and the
  * numbers. A byte budget rounds down to whole pages; page_bytes is pool_page_bytes of the pool that
- * the policy's pages come from. */
+ * the policy's pages come from; 0: not known, and no budget is in bytes. */
 int evict_resolve(const struct evict_request *r, size_t page_bytes, uint64_t default_budget_bytes,
                   struct evict_params *ret, struct err *e);
 /* Again when frozen = auto is fixed, or a budget changes. */
 int evict_check(const struct evict_params *p, struct err *e);
+/* Behind a no of evict_check that a larger budget turns into a yes: the least keep and the least budget that r would do
+ * with, as far as e->text has room. p: r as it was resolved. evict_resolve says it by itself. */
+void evict_advise(const struct evict_request *r, const struct evict_params *p, size_t page_bytes,
+                  struct err *e);
 
 int evict_open(struct evict **ret, const struct evict_params *p, struct err *e);
 void evict_close(struct evict **ev);

@@ -19,6 +19,7 @@
 #define DEFAULT_RECENT_MAX 32
 #define DEFAULT_SPAN 15
 #define DEFAULT_QUANTILE 0.25f
+#define BUDGET_MAX ((uint64_t)POOL_PAGES_MAX * KN_PAGE_ROWS)
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
@@ -76,13 +77,23 @@ static int resolve_budget(const struct evict_request *r, size_t page_bytes, uint
     return 0;
 }
 
+static uint32_t recent_auto(uint32_t of)
+{
+    return BC_MIN(of / 8, DEFAULT_RECENT_MAX);
+}
+
+static uint32_t keep_auto(uint32_t budget)
+{
+    return budget - budget / 4 - (budget % 4 != 0);
+}
+
 static int resolve_recent(int64_t asked, struct evict_params *p, struct err *e)
 {
     uint32_t of = p->budget > 0 ? p->budget : p->keep;
     if (asked < -1 || asked > UINT32_MAX)
         return err_set(e, BC_EINVALID, "recent_tokens",
                        "recent_tokens %" PRId64 ": must be 0 to %u", asked, UINT32_MAX);
-    p->recent = asked == -1 ? BC_MIN(of / 8, DEFAULT_RECENT_MAX) : (uint32_t)asked;
+    p->recent = asked == -1 ? recent_auto(of) : (uint32_t)asked;
     return 0;
 }
 
@@ -101,24 +112,35 @@ int evict_resolve(const struct evict_request *r, size_t page_bytes, uint64_t def
         return rc;
     p.score = score == 1 ? EVICT_LOGPROB : EVICT_LOGIT;
     p.trigger = trigger == 1 ? EVICT_ON_PREFILL_END : EVICT_ON_BUDGET;
-    p.keep = r->keep != 0 ? r->keep : p.budget - p.budget / 4 - (p.budget % 4 != 0);
+    p.keep = r->keep != 0 ? r->keep : keep_auto(p.budget);
     p.span = r->span != 0 ? r->span : DEFAULT_SPAN;
     p.span_quantile = r->span_quantile < 0 ? DEFAULT_QUANTILE : r->span_quantile;
-    if ((rc = resolve_recent(r->recent, &p, e)) < 0 || (rc = evict_check(&p, e)) < 0)
+    if ((rc = resolve_recent(r->recent, &p, e)) < 0)
         return rc;
+    if ((rc = evict_check(&p, e)) < 0) {
+        evict_advise(r, &p, page_bytes, e);
+        return rc;
+    }
     *ret = p;
     return 0;
 }
 
 /* ---- what must hold -------------------------------------------------------------------------- */
 
+/* Rows that no prune may drop, of parameters that may not fit together yet. */
+static uint64_t rows_held_back(const struct evict_params *p)
+{
+    uint64_t frozen = p->frozen == EVICT_FROZEN_AUTO ? 0 : p->frozen;
+    return frozen + BC_MAX((uint64_t)p->recent, (uint64_t)p->min_gap + 1);
+}
+
 /* Protected rows must fit in what is kept. The field at fault is the one that alone is too large,
  * else the largest part. */
 static int check_protected(const struct evict_params *p, struct err *e)
 {
     uint64_t frozen = p->frozen == EVICT_FROZEN_AUTO ? 0 : p->frozen;
-    uint64_t blind = (uint64_t)p->min_gap + 1, tail = BC_MAX((uint64_t)p->recent, blind);
-    if (frozen + tail <= p->keep)
+    uint64_t blind = (uint64_t)p->min_gap + 1, all = rows_held_back(p);
+    if (all <= p->keep)
         return 0;
     const char *field = frozen >= p->keep   ? "frozen_tokens"
                         : blind > p->recent ? "min_gap"
@@ -126,7 +148,7 @@ static int check_protected(const struct evict_params *p, struct err *e)
     return err_set(e, BC_EINVALID, field,
                    "frozen_tokens %" PRIu64 " + max(recent_tokens %u, min_gap %u + 1) = %" PRIu64
                    " tokens are never evicted: more than keep_tokens %u",
-                   frozen, p->recent, p->min_gap, frozen + tail, p->keep);
+                   frozen, p->recent, p->min_gap, all, p->keep);
 }
 
 static int check_pruning(const struct evict_params *p, struct err *e)
@@ -161,4 +183,44 @@ int evict_check(const struct evict_params *p, struct err *e)
         return err_set(e, BC_EINVALID, "trigger", "trigger prefill_end: policy %s never prunes",
                        p->policy->name);
     return 0;
+}
+
+/* ---- what would do ---------------------------------------------------------------------------- */
+
+/* With a larger budget its usual keep grows, and so may what "auto" takes for recent: by three quarters and by an eighth, so
+ * that the first budget that holds them is the least. A keep that was asked for grows alone, as long as the budget is larger. */
+static void grow(const struct evict_request *r, struct evict_params *want)
+{
+    uint64_t all = rows_held_back(want);
+    want->keep = (uint32_t)BC_MAX(all, (uint64_t)r->keep);
+    if (r->keep != 0 && want->budget > want->keep)
+        return;
+    want->budget = r->keep != 0 ? want->keep : (uint32_t)(all + all / 3); /* no less can do */
+    do {
+        want->budget++;
+        want->keep = r->keep != 0 ? want->budget - 1 : keep_auto(want->budget);
+        if (r->recent == -1)
+            want->recent = recent_auto(want->budget);
+    } while (rows_held_back(want) > want->keep);
+    want->keep = (uint32_t)BC_MAX(rows_held_back(want), (uint64_t)r->keep);
+}
+
+void evict_advise(const struct evict_request *r, const struct evict_params *p, size_t page_bytes,
+                  struct err *e)
+{
+    static const char *const fields[] = {"keep_tokens", "frozen_tokens", "recent_tokens",
+                                         "min_gap"};
+    struct evict_params want = *p;
+    bool ours = false;
+    for (size_t i = 0; e != NULL && i < ARRAY_LEN(fields); i++)
+        ours = ours || strcmp(e->field, fields[i]) == 0;
+    if (!ours || p->budget < 2 || BC_MAX(rows_held_back(p), (uint64_t)r->keep) > BUDGET_MAX / 2)
+        return;
+    grow(r, &want);
+    size_t n = strlen(e->text), size = sizeof e->text;
+    n += (size_t)snprintf(e->text + n, size - n, "; it takes keep_tokens %u", want.keep);
+    if (want.budget != p->budget && n < size)
+        n += (size_t)snprintf(e->text + n, size - n, " and a budget of %u tokens", want.budget);
+    if (want.budget != p->budget && n < size && page_bytes > 0)
+        snprintf(e->text + n, size - n, " (%" PRIu64 " bytes)", budget_bytes(&want, page_bytes));
 }
