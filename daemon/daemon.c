@@ -43,6 +43,15 @@ static void on_progress(void *arg, const char *model, uint64_t done, uint64_t to
     notify_loading(d->opt.parent_fd, status);
 }
 
+/* Before durable sessions are looked for: a mistake in the configuration leaves them as they are. */
+static int on_ready(void *arg, const struct engine *en, struct err *e)
+{
+    struct daemon *d = arg;
+    int rc = settings_check(d->opt.config, en, e);
+    d->load_refused = rc < 0;
+    return rc;
+}
+
 static void *loader_main(void *arg)
 {
     struct daemon *d = arg;
@@ -83,6 +92,8 @@ static void *loader_main(void *arg)
         .wake_arg = d->server,
         .progress = on_progress,
         .progress_arg = d,
+        .ready = on_ready,
+        .ready_arg = d,
         .watch = &d->waits,
     };
     int rc = engine_open(&d->load_engine, &eo, &d->load_err);
@@ -96,6 +107,20 @@ static void *loader_main(void *arg)
 static void daemon_stop(struct daemon *d, const char *why);
 static void daemon_reload(struct daemon *d);
 
+static void load_failed(struct daemon *d)
+{
+    if (d->load_refused)
+        log_error("daemon", "%s", d->load_err.text);
+    else
+        log_error("daemon", "%s: %s", d->opt.model_path, d->load_err.text);
+    notify_failed(d->opt.parent_fd, d->load_err.text);
+    d->exit_code = d->load_refused                  ? DAEMON_EXIT_USAGE
+                   : d->load_err.code == BC_EDEVICE ? DAEMON_EXIT_DEVICE
+                                                    : EXIT_FAILURE;
+    daemon_stop(d, d->load_refused ? "the configuration does not suit the model"
+                                   : "the model could not be loaded");
+}
+
 static void on_loaded(uv_async_t *handle)
 {
     struct daemon *d = handle->data;
@@ -103,10 +128,7 @@ static void on_loaded(uv_async_t *handle)
     pthread_join(d->loader, NULL);
     d->loader_runs = false;
     if (d->load_err.code < 0) {
-        log_error("daemon", "%s: %s", d->opt.model_path, d->load_err.text);
-        notify_failed(d->opt.parent_fd, d->load_err.text);
-        d->exit_code = d->load_err.code == BC_EDEVICE ? DAEMON_EXIT_DEVICE : EXIT_FAILURE;
-        daemon_stop(d, "the model could not be loaded");
+        load_failed(d);
         return;
     }
     d->engine = d->load_engine;
@@ -238,7 +260,7 @@ static void daemon_reload(struct daemon *d)
         log_error("daemon", "SIGHUP: %s; nothing has changed", e.text);
         return;
     }
-    if (settings_check(&now, &e) < 0) {
+    if (settings_check(&now, d->engine, &e) < 0) {
         log_error("daemon", "SIGHUP: %s; nothing has changed", e.text);
         config_free(&now);
         return;

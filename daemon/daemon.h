@@ -5,7 +5,8 @@
  *      '-- SIGHUP ------> configuration again: what can change while running does
  *      '-- SIGTERM, SIGINT, parent gone, fatal error
  *            '----------> STOPPING=1, nobody new, requests end with RETRY, rings are filled, closed
- *   daemon_run returns the exit code: 0, 1 (could not start), 70 (the device failed)
+ *   daemon_run returns the exit code: 0, 1 (could not start), 2 (the configuration does not suit the model), 70 (the
+ *   device failed)
  *
  * A device that hangs cannot be called back, nor can the engine that waits for it: the loop looks at the engine's waits
  * once a second (DAEMON_WATCH_MS), from the first weight on, and ends the process when one has lasted for device_timeout. Opening
@@ -23,6 +24,7 @@
 #define DAEMON_MAGIC 0x6461656du
 /* Beside stop_snapshots: then the process ends without the engine's consent */
 #define DAEMON_STOP_MS 4000
+#define DAEMON_EXIT_USAGE 2
 #define DAEMON_EXIT_DEVICE 70
 #define DAEMON_WATCH_MS 1000
 
@@ -62,14 +64,15 @@ struct daemon {
     struct engine *load_engine;
     struct err load_err;
     int load_percent;
+    bool load_refused; /* the configuration does not suit the model */
 };
 
 /* ---- settings.c: the configuration as the server takes it */
 struct server_limits settings_limits(const struct config *c);
 struct server_defaults settings_defaults(const struct config *c);
 /* What config_read cannot judge: the levels of the log, whether the defaults make a session that can be opened, and a request that
- * is within its limit. */
-int settings_check(const struct config *c, struct err *e);
+ * is within its limit. en: with its default model; NULL: before there is one. */
+int settings_check(const struct config *c, const struct engine *en, struct err *e);
 
 /* ---- daemon.c */
 /* The signals that the loop answers: main holds them back until daemon_start lets them through. */

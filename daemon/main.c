@@ -16,7 +16,6 @@
 #include "folders.h"
 #include "log.h"
 
-#define EXIT_USAGE 2
 #define DESCRIPTORS_MIN 64 /* the daemon's own, a model being read, and a client or two */
 
 /* A signal during the start waits until the loop can answer it (daemon_start lets them through): whatever was made by then,
@@ -105,7 +104,7 @@ int main(int argc, char **argv)
     o.available = env_memory();
     if (config_read(&c, argc, argv, o.available, &cmd, &e) < 0) {
         log_error("daemon", "%s", e.text);
-        return EXIT_USAGE;
+        return DAEMON_EXIT_USAGE;
     }
     o.parent_fd = cmd.parent_fd;
     if (cmd.action != CONFIG_RUN) {
@@ -113,8 +112,8 @@ int main(int argc, char **argv)
         config_free(&c);
         return rc;
     }
-    if (settings_check(&c, &e) < 0)
-        return fail(&o, &e, EXIT_USAGE);
+    if (settings_check(&c, NULL, &e) < 0)
+        return fail(&o, &e, DAEMON_EXIT_USAGE);
     if (log_setup(c.daemon_log, &e) < 0)
         return fail(&o, &e, EXIT_FAILURE);
     if (process_prepare(&e) < 0 ||

@@ -2,7 +2,8 @@
  * which looks at one value at a time, cannot judge.
  *
  *   [daemon] log          levels and topics that there are
- *   [session]             a session that asks for nothing can be opened
+ *   [session]             a session that asks for nothing can be opened: without the model, as far as tokens go;
+ *   [memory] kv_memory    with it, in bytes, too
  *   [limits] max_tokens   at least what a request gets that asks for nothing
  *
  * An error begins with the place where the value at fault was given: a line of the file, or an option. */
@@ -86,7 +87,11 @@ static int session_fail(const struct config *c, const struct err *why, struct er
                          {"session", "budget"},
                          {"session", "policy"},
                          {"session", "frozen"}};
+    static const struct key memory = {"memory", "kv_memory"};
     char place[240];
+    if (strcmp(why->field, memory.key) == 0)
+        return err_set(e, why->code, why->field, "%s[memory] %s",
+                       place_of(c, &memory, 1, place, sizeof place), why->text);
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         if (strcmp(names[i][0], why->field) == 0)
             keys[0] = (struct key){"session", names[i][1]};
@@ -116,13 +121,13 @@ static int max_tokens_check(const struct config *c, struct err *e)
                    (unsigned long long)c->session_max_tokens);
 }
 
-int settings_check(const struct config *c, struct err *e)
+int settings_check(const struct config *c, const struct engine *en, struct err *e)
 {
     struct server_defaults d = settings_defaults(c);
     struct err why;
     if (log_check(c->daemon_log, &why) < 0)
         return log_fail(c, &why, e);
-    if (server_defaults_check(&d, &why) < 0)
+    if (server_defaults_check(&d, en, c->memory_kv_memory.bytes, &why) < 0)
         return session_fail(c, &why, e);
     return max_tokens_check(c, e);
 }

@@ -274,7 +274,7 @@ static int resolve_budget(struct engine *en, const struct session *s, const stru
     ask->budget_tokens = c->u.budget.tokens;
     ask->keep = c->u.budget.keep;
     int rc = evict_resolve(ask, page, en->opt.session_budget, p, e);
-    if (rc < 0 || (rc = positions_check(s, p, e)) < 0)
+    if (rc < 0 || (rc = positions_check(s->m, s->rerotate, p, e)) < 0)
         return rc;
     uint64_t bytes = budget_bytes(p, page), most = share_kv(en) - share_kv(en) % page;
     if (bytes > most)

@@ -30,8 +30,9 @@
 #define MODEL_REF_MAGIC 0x6d726566u
 
 #define MAX_TOKENS_DEFAULT 512
-#define MODEL_POOLS 10     /* two a type of kn_kv_type_at */
-#define MODEL_CHATS_MAX 16 /* templates that a session may ask for by name */
+#define MODEL_POOLS 10                     /* two a type of kn_kv_type_at */
+#define SESSION_BUDGET_DEFAULT (64u << 20) /* bytes; engine_options.session_budget 0 */
+#define MODEL_CHATS_MAX 16                 /* templates that a session may ask for by name */
 #define SCORES_PER_REPORT 128
 #define SCORES_REPORTS_STEP 16
 /* What every session has beside its pages, arrays of its policy and prompt. */
@@ -60,6 +61,7 @@ struct model_ref {
     struct chat *chat;                          /* the file's, or the configured one */
     struct chat *chat_by_name[MODEL_CHATS_MAX]; /* NULL: this vocabulary cannot */
     struct pool *pools[MODEL_POOLS]; /* by type of keys and values, without and with hidden rows */
+    uint64_t pages[MODEL_POOLS]; /* bytes of a page of each; from the first load on; 0: not here */
     struct batch batch;
     struct sampler sampler;
     struct err err;            /* why the load failed */
@@ -420,6 +422,12 @@ int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hi
                 struct pool **ret, struct err *e);
 /* Says in the log if kv_memory holds not one page of m's caches. */
 void models_memory_check(const struct engine *en, const struct model_ref *m);
+/* BC_EBUDGET: so much holds not one page of m's caches, whatever the type of its keys and values. */
+int models_memory_least(const struct model_ref *m, uint64_t kv_memory, struct err *e);
+/* Bytes of a page of such keys and values, with or without hidden rows, and of what is booked with it. BC_EUNSUPPORTED: the
+ * backend, or the model, has none of that type. */
+int models_page(const struct model_ref *m, enum kn_type kv, bool hidden, uint64_t *ret,
+                struct err *e);
 int models_chat(struct model_ref *m, const char *name, struct chat **ret, struct err *e);
 int models_query_space(struct model_ref *m, struct err *e);
 /* Puts a command behind those that wait for m, which is being loaded. */
@@ -547,8 +555,9 @@ void budgets_check(struct engine *en);
 /* positions.c */
 int positions_named(const char *name, bool *ret_rerotate, struct err *e); /* NULL, "": keep */
 const char *positions_name(const struct session *s);
-/* Whether s can have these parameters, as far as its positions are concerned. */
-int positions_check(const struct session *s, const struct evict_params *p, struct err *e);
+/* Whether a session of m can have these parameters, as far as its positions are concerned. */
+int positions_check(const struct model_ref *m, bool rerotate, const struct evict_params *p,
+                    struct err *e);
 uint64_t positions_next(const struct session *s);
 /* Whether the cache must be renumbered before the next row goes in. */
 bool positions_due(const struct session *s);

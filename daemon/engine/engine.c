@@ -17,7 +17,6 @@
 #define MAX_ROWS_MIN 8
 #define PREFILL_CHUNK_DEFAULT 256
 #define SCORE_ROWS_DEFAULT 256
-#define SESSION_BUDGET_DEFAULT (64u << 20)
 
 /* ---- the step ---- */
 
@@ -289,7 +288,8 @@ int engine_open(struct engine **ret, const struct engine_options *opt, struct er
         free(en);
         return rc;
     }
-    if ((rc = copy_options(en, opt, e)) < 0 || (rc = load_default(en, e)) < 0) {
+    if ((rc = copy_options(en, opt, e)) < 0 || (rc = load_default(en, e)) < 0 ||
+        (opt->ready != NULL && (rc = opt->ready(opt->ready_arg, en, e)) < 0)) {
         engine_close(&en);
         return rc;
     }

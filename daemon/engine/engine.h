@@ -100,6 +100,10 @@ struct engine_options {
     void (*progress)(void *arg, const char *model, uint64_t done,
                      uint64_t total); /* from the loading thread; may be NULL */
     void *progress_arg;
+    /* Called by engine_open when the default model is there, before any session is: engine_open fails with what it returns.
+     * May be NULL. */
+    int (*ready)(void *arg, const struct engine *en, struct err *e);
+    void *ready_arg;
     /* the caller's, zeroed, until engine_close has returned; may be NULL */
     struct engine_watch *watch;
 };
@@ -166,9 +170,16 @@ struct generate_options {
     int32_t n_logprobs; /* -1: none */
     bool prompt_logprobs, ignore_end;
 };
-/* Whether a session could be opened with these, as far as that can be told without a model: a
- * budget in bytes is not judged. kv_type NULL: f16; positions NULL: keep. */
-int engine_session_check(const struct evict_request *r, const char *kv_type, const char *positions,
+/* A session that is the only one. */
+struct engine_session_ask {
+    struct evict_request evict;         /* budget_bytes: any but 0 is session_budget */
+    const char *kv_type;                /* NULL: f16 */
+    const char *positions;              /* NULL: keep */
+    uint64_t kv_memory, session_budget; /* as in engine_options */
+};
+/* Whether it could be opened: with the default model of en, or, en NULL, as far as that can be told without one: a budget in
+ * bytes, and whether it fits, is not judged then. Any thread. */
+int engine_session_check(const struct engine *en, const struct engine_session_ask *ask,
                          struct err *e);
 /* the daemon's defaults: greedy, 512 tokens */
 void generate_options_init(struct generate_options *o);

@@ -372,6 +372,36 @@ static int load_parts(struct model_ref *m, const struct gguf *g,
     return sampler_open(&m->sampler, tok_n_vocab(m->tok), e);
 }
 
+/* Where a model has what is of such pages. */
+static unsigned kind_of(enum kn_type kv, bool hidden)
+{
+    unsigned type = 0;
+    while (kn_kv_type_at(type)->type != kv)
+        type++;
+    bc_assert(2 * type + 1 < MODEL_POOLS);
+    return 2 * type + hidden;
+}
+
+static int kv_type_check(const struct model_ref *m, const struct kn_kv_type *t, struct err *e)
+{
+    char why[160];
+    if (kn_kv_check(m->kn, t->type, m->info.head_dim, why, sizeof why) == KN_OK)
+        return BC_OK;
+    return err_set(e, BC_EUNSUPPORTED, "kv_type", "kv_type %s: %s", t->name, why);
+}
+
+static void pages_measure(struct model_ref *m)
+{
+    const struct kn_kv_type *t;
+    for (unsigned i = 0; (t = kn_kv_type_at(i)) != NULL; i++)
+        for (unsigned hidden = 0; hidden < 2 && kv_type_check(m, t, NULL) == BC_OK; hidden++) {
+            struct kn_kv shape;
+            model_kv_shape(m->model, t->type, hidden != 0, &shape);
+            m->pages[kind_of(t->type, hidden != 0)] =
+                shape.stride + (uint64_t)KN_PAGE_ROWS * POOL_INDEX_BYTES;
+        }
+}
+
 void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_t), void *arg)
 {
     MAGIC_OK(m, MODEL_REF_MAGIC);
@@ -395,8 +425,10 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
     }
     m->err = (struct err){0}; /* keys that are looked for and may be absent leave their traces */
     const struct model_info *mi = model_info(m->model);
-    if (!m->again)
+    if (!m->again) {
         m->info = *mi;
+        pages_measure(m);
+    }
     ledger_set(&m->owner, LEDGER_weights, mi->bytes_weights);
     ledger_set(&m->owner, LEDGER_text, tok_bytes(m->tok));
     book_scratch(m);
@@ -502,65 +534,68 @@ void models_sleep(struct engine *en, struct model_ref *m)
 
 /* ---- what a session takes from a model ---- */
 
-/* Bytes of a page, and of what is booked with it. */
-static uint64_t page_of(const struct model_ref *m, enum kn_type kv, bool hidden,
-                        struct kn_kv *shape)
+int models_page(const struct model_ref *m, enum kn_type kv, bool hidden, uint64_t *ret,
+                struct err *e)
 {
-    model_kv_shape(m->model, kv, hidden, shape);
-    return shape->stride + (uint64_t)KN_PAGE_ROWS * POOL_INDEX_BYTES;
+    int rc = kv_type_check(m, kn_kv_type_find(kv), e);
+    if (rc == BC_OK)
+        *ret = m->pages[kind_of(kv, hidden)];
+    return rc;
+}
+
+int models_memory_least(const struct model_ref *m, uint64_t kv_memory, struct err *e)
+{
+    const struct kn_kv_type *t, *smallest = NULL;
+    uint64_t least = UINT64_MAX, page;
+    for (unsigned i = 0; (t = kn_kv_type_at(i)) != NULL; i++)
+        if (models_page(m, t->type, false, &page, NULL) == BC_OK && page < least) {
+            least = page;
+            smallest = t;
+        }
+    if (smallest == NULL || kv_memory >= least)
+        return BC_OK;
+    return err_amount(e, BC_EBUDGET, "kv_memory", least, kv_memory,
+                      "kv_memory %llu holds not one page of %s's caches (%llu bytes, kv_type %s: "
+                      "the smallest): no session of it can be opened",
+                      (unsigned long long)kv_memory, m->name, (unsigned long long)least,
+                      smallest->name);
 }
 
 void models_memory_check(const struct engine *en, const struct model_ref *m)
 {
     const struct evict_policy *usual = evict_policy_find(EVICT_POLICY_DEFAULT);
-    const struct kn_kv_type *t, *smallest = NULL;
-    uint64_t least = UINT64_MAX, page;
-    struct kn_kv shape;
-    char why[160];
-    for (unsigned i = 0; (t = kn_kv_type_at(i)) != NULL; i++)
-        if (kn_kv_check(m->kn, t->type, m->info.head_dim, why, sizeof why) == KN_OK &&
-            (page = page_of(m, t->type, false, &shape)) < least) {
-            least = page;
-            smallest = t;
-        }
-    page = page_of(m, kn_kv_type_at(0)->type, usual->needs_hidden, &shape);
-    if (smallest != NULL && en->kv_memory < least)
-        log_error(
-            "engine.models",
-            "%s: kv_memory %llu holds not one page of its caches (%llu bytes, kv_type %s: the "
-            "smallest): no session of it can be opened",
-            m->name, (unsigned long long)en->kv_memory, (unsigned long long)least, smallest->name);
-    else if (en->kv_memory < page)
+    const struct kn_kv_type *t = kn_kv_type_at(0);
+    uint64_t page = 0;
+    struct err e;
+    if (models_memory_least(m, en->kv_memory, &e) < 0)
+        log_error("engine.models", "%s", e.text);
+    else if (models_page(m, t->type, usual->needs_hidden, &page, NULL) == BC_OK &&
+             en->kv_memory < page)
         log_warn("engine.models",
                  "%s: kv_memory %llu holds not one page of kv_type %s and policy %s (%llu bytes): "
                  "sessions of it need others",
-                 m->name, (unsigned long long)en->kv_memory, kn_kv_type_at(0)->name, usual->name,
+                 m->name, (unsigned long long)en->kv_memory, t->name, usual->name,
                  (unsigned long long)page);
 }
 
 int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hidden,
                 struct pool **ret, struct err *e)
 {
-    unsigned type = 0;
-    char why[160];
-    while (kn_kv_type_at(type)->type != kv)
-        type++;
-    bc_assert(2 * type + 1 < MODEL_POOLS);
-    struct pool **at = &m->pools[2 * type + hidden];
-    if (kn_kv_check(m->kn, kv, m->info.head_dim, why, sizeof why) != KN_OK)
-        return err_set(e, BC_EUNSUPPORTED, "kv_type", "kv_type %s: %s", kn_kv_type_at(type)->name,
-                       why);
+    uint64_t page = 0;
+    int rc = models_page(m, kv, hidden, &page, e);
+    if (rc < 0)
+        return rc;
+    struct pool **at = &m->pools[kind_of(kv, hidden)];
     if (*at == NULL) {
         struct kn_kv shape;
-        uint64_t page = page_of(m, kv, hidden, &shape);
         if (en->kv_memory < page)
             return err_amount(e, BC_EBUDGET, "kv_memory", page, en->kv_memory,
                               "kv_memory %llu holds not one page of this model (%llu bytes)",
                               (unsigned long long)en->kv_memory, (unsigned long long)page);
         /* addresses for as much as kv_memory may ever become; memory comes with the pages */
         uint64_t n = BC_MIN(en->opt.kv_memory_max / page, (uint64_t)POOL_PAGES_MAX);
-        int rc = pool_open(at, m->kn, &shape, (uint32_t)n, e);
-        if (rc < 0)
+        model_kv_shape(m->model, kv, hidden, &shape);
+        if ((rc = pool_open(at, m->kn, &shape, (uint32_t)n, e)) < 0)
             return rc;
         book_scratch(m);
     }

@@ -38,14 +38,15 @@ const char *positions_name(const struct session *s)
     return s->rerotate ? "rerotate" : "keep";
 }
 
-int positions_check(const struct session *s, const struct evict_params *p, struct err *e)
+int positions_check(const struct model_ref *m, bool rerotate, const struct evict_params *p,
+                    struct err *e)
 {
-    uint32_t context = s->m->info.context_train;
-    if (!s->rerotate)
+    uint32_t context = m->info.context_train;
+    if (!rerotate)
         return BC_OK;
-    if (s->m->kn->ops->kv_rotate == NULL)
+    if (m->kn->ops->kv_rotate == NULL)
         return err_set(e, BC_EUNSUPPORTED, "positions",
-                       "positions rerotate: backend %s cannot turn keys", s->m->kn->name);
+                       "positions rerotate: backend %s cannot turn keys", m->kn->name);
     if (!evict_policy_prunes(p->policy) || p->budget == 0)
         return err_set(e, BC_EINVALID, "positions",
                        "positions rerotate needs a budget and a policy that prunes (policy %s, "

@@ -82,7 +82,8 @@ static int do_params(struct engine *en, struct session *s, const struct replay_o
     struct bytes_in in = {.at = s->replay->blob.at + op->at, .n = op->len};
     struct evict_params p;
     int rc = evict_request_get(&in, &s->ask, e);
-    if (rc < 0 || (rc = evict_params_get(&in, &p, e)) < 0 || (rc = positions_check(s, &p, e)) < 0 ||
+    if (rc < 0 || (rc = evict_params_get(&in, &p, e)) < 0 ||
+        (rc = positions_check(s->m, s->rerotate, &p, e)) < 0 ||
         (rc = evict_set_params(s->ev, &p, e)) < 0)
         return rc;
     s->frozen_auto = p.frozen == EVICT_FROZEN_AUTO;

@@ -73,21 +73,81 @@ static int check_kv_type(const char *name, enum kn_type *ret, struct err *e)
     return BC_OK;
 }
 
-int engine_session_check(const struct evict_request *r, const char *kv_type, const char *positions,
-                         struct err *e)
+/* What a session has to suit. */
+struct terms {
+    const struct model_ref *m;
+    bool rerotate;
+    uint64_t page;  /* bytes of one */
+    uint64_t kv;    /* that all caches may take */
+    uint64_t usual; /* budget of a session that asks for none, if it fits */
+};
+
+static int terms_resolve(const struct terms *t, const struct evict_request *ask,
+                         struct evict_params *ret, struct err *e)
+{
+    struct evict_params p;
+    uint64_t most = t->kv - t->kv % t->page;
+    bool open = ask->budget_bytes == 0 && ask->budget_tokens == 0;
+    int rc = evict_resolve(ask, t->page, BC_MIN(t->usual, BC_MAX(most, t->page)), &p, e);
+    if (rc < 0)
+        return rc;
+    uint64_t bytes = budget_bytes(&p, t->page);
+    if (bytes > most && open)
+        return err_amount(e, BC_EBUDGET, "kv_memory", t->page, t->kv,
+                          "kv_memory leaves %llu bytes for caches: less than one page (%llu bytes)",
+                          (unsigned long long)t->kv, (unsigned long long)t->page);
+    if (bytes > most)
+        return err_amount(e, BC_EBUDGET, ask->budget_tokens > 0 ? "budget_tokens" : "budget_bytes",
+                          bytes, most, "a budget of %llu bytes: the daemon's kv_memory holds %llu",
+                          (unsigned long long)bytes, (unsigned long long)most);
+    if ((rc = positions_check(t->m, t->rerotate, &p, e)) < 0)
+        return rc;
+    *ret = p;
+    return BC_OK;
+}
+
+/* Without a model: how many tokens a budget in bytes is, the model's rows would say. */
+static int check_alone(const struct evict_request *r, struct err *e)
 {
     struct evict_request ask = *r;
     struct evict_params p;
-    enum kn_type kv;
-    bool rerotate;
-    int rc = check_kv_type(kv_type, &kv, e);
-    if (rc == BC_OK)
-        rc = positions_named(positions, &rerotate, e);
-    if (ask.budget_bytes != 0) { /* how many tokens it is, the model's rows say */
+    if (ask.budget_bytes != 0) {
         ask.budget_bytes = 0;
         ask.budget_tokens = POOL_PAGES_MAX * KN_PAGE_ROWS - 1;
     }
-    return rc < 0 ? rc : evict_resolve(&ask, 1, 0, &p, e);
+    return evict_resolve(&ask, 0, 0, &p, e);
+}
+
+/* Whatever may run meanwhile: of the model, only what stays the same from its first load on. */
+static int check_with(const struct engine *en, const struct evict_request *r, enum kn_type kv,
+                      struct terms *t, struct err *e)
+{
+    struct evict_request ask = *r;
+    struct evict_params p;
+    t->m = en->default_model;
+    ask.budget_bytes = 0; /* as open.c asks for it */
+    const struct evict_policy *policy =
+        evict_policy_find(ask.policy != NULL ? ask.policy : EVICT_POLICY_DEFAULT);
+    int rc = models_memory_least(t->m, t->kv, e);
+    if (rc < 0 || (rc = models_page(t->m, kv, policy->needs_hidden, &t->page, e)) < 0)
+        return rc;
+    if (t->kv < t->page)
+        return BC_OK; /* those who ask for less can be served: models_memory_check tells of it */
+    return terms_resolve(t, &ask, &p, e);
+}
+
+int engine_session_check(const struct engine *en, const struct engine_session_ask *ask,
+                         struct err *e)
+{
+    struct terms t = {.kv = ask->kv_memory,
+                      .usual =
+                          ask->session_budget != 0 ? ask->session_budget : SESSION_BUDGET_DEFAULT};
+    enum kn_type kv;
+    int rc = check_kv_type(ask->kv_type, &kv, e);
+    if (rc < 0 || (rc = positions_named(ask->positions, &t.rerotate, e)) < 0 ||
+        (rc = check_alone(&ask->evict, e)) < 0 || en == NULL || en->default_model == NULL)
+        return rc;
+    return check_with(en, &ask->evict, kv, &t, e);
 }
 
 /* NULL: no memory. */
@@ -136,22 +196,16 @@ static int open_cache(struct engine *en, struct session *s, const struct command
     int rc = models_pool(en, s->m, s->kv_type, hidden, &s->pool, e);
     if (rc < 0)
         return rc;
-    size_t page = pool_page_bytes(s->pool);
-    uint64_t most = share_kv(en) - share_kv(en) % page;
-    rc = evict_resolve(&s->ask, page, BC_MIN(en->opt.session_budget, most), &p, e);
-    if (rc < 0)
+    const struct terms t = {.m = s->m,
+                            .rerotate = s->rerotate,
+                            .page = pool_page_bytes(s->pool),
+                            .kv = share_kv(en),
+                            .usual = en->opt.session_budget};
+    if ((rc = terms_resolve(&t, &s->ask, &p, e)) < 0)
         return rc;
     ask_intern(&s->ask, &p);
     s->frozen_auto = p.frozen == EVICT_FROZEN_AUTO;
-    s->budget_bytes = budget_bytes(&p, page);
-    if (s->budget_bytes > most)
-        return err_amount(e, BC_EBUDGET,
-                          s->ask.budget_tokens > 0 ? "budget_tokens" : "budget_bytes",
-                          s->budget_bytes, most,
-                          "a budget of %llu bytes: the daemon's kv_memory holds %llu",
-                          (unsigned long long)s->budget_bytes, (unsigned long long)most);
-    if ((rc = positions_check(s, &p, e)) < 0)
-        return rc;
+    s->budget_bytes = budget_bytes(&p, t.page);
     if (policy->needs_query && (rc = models_query_space(s->m, e)) < 0)
         return rc;
     if ((rc = evict_open(&s->ev, &p, e)) < 0 || (rc = seqcache_open(&s->cache, s->pool, e)) < 0)

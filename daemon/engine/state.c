@@ -159,7 +159,7 @@ int sess_state_apply(struct session *s, const struct sess_state *st, uint32_t n_
         return err_amount(e, BC_EBUDGET, "budget_bytes", bytes, most,
                           "its budget of %llu bytes: the daemon's kv_memory holds %llu",
                           (unsigned long long)bytes, (unsigned long long)most);
-    int rc = positions_check(s, &st->params, e);
+    int rc = positions_check(s->m, s->rerotate, &st->params, e);
     if (rc < 0 || (rc = evict_set_params(s->ev, &st->params, e)) < 0 ||
         (rc = evict_state_get(s->ev, &in, n_rows, e)) < 0)
         return rc;

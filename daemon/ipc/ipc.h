@@ -59,8 +59,10 @@ struct server_defaults {
     uint32_t max_tokens; /* of a request */
 };
 
-/* Whether a session that asks for nothing could be opened with them. */
-int server_defaults_check(const struct server_defaults *d, struct err *e);
+/* Whether a session that asks for nothing could be opened with them, of the engine's default model; en NULL: as far as that can
+ * be told without one. */
+int server_defaults_check(const struct server_defaults *d, const struct engine *en,
+                          uint64_t kv_memory, struct err *e);
 
 struct server_options {
     uv_loop_t *loop;

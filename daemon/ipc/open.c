@@ -206,20 +206,33 @@ static void open_evict(struct evict_request *r, const Backcast__OpenSession *m,
 }
 
 /* The default is for sessions that can have it: what never prunes, or has no ceiling, keeps its positions. */
+static bool positions_kept(const struct evict_request *r)
+{
+    bool none = r->policy != NULL && strcmp(r->policy, "none") == 0;
+    return none || (r->budget_bytes == 0 && r->budget_tokens == 0);
+}
+
 static void open_positions(struct command *cmd, const struct open_texts *t)
 {
-    const struct evict_request *r = &cmd->u.open.evict;
-    bool none = r->policy != NULL && strcmp(r->policy, "none") == 0;
-    if (t->positions[0] == '\0' && (none || (r->budget_bytes == 0 && r->budget_tokens == 0)))
+    if (t->positions[0] == '\0' && positions_kept(&cmd->u.open.evict))
         cmd->u.open.positions = NULL;
 }
 
-int server_defaults_check(const struct server_defaults *d, struct err *e)
+int server_defaults_check(const struct server_defaults *d, const struct engine *en,
+                          uint64_t kv_memory, struct err *e)
 {
     const Backcast__OpenSession silent = BACKCAST__OPEN_SESSION__INIT;
-    struct evict_request r = {.policy = d->policy, .score = d->score, .trigger = d->trigger};
-    open_evict(&r, &silent, d);
-    return engine_session_check(&r, d->kv_type, d->positions, e);
+    struct engine_session_ask ask = {
+        .evict = {.policy = d->policy, .score = d->score, .trigger = d->trigger},
+        .kv_type = d->kv_type,
+        .positions = d->positions,
+        .kv_memory = kv_memory,
+        .session_budget = d->budget_bytes,
+    };
+    open_evict(&ask.evict, &silent, d);
+    if (positions_kept(&ask.evict))
+        ask.positions = NULL;
+    return engine_session_check(en, &ask, e);
 }
 
 int dispatch_open(struct conn *c, uint32_t id, const ProtobufCMessage *pm, struct err *e)

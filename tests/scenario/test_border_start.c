@@ -114,6 +114,12 @@ static void what_cannot_work_is_said(void **state)
         {2, {"--model", TINY, "--span=4"}, "span 4"},
         {2, {"--model", TINY, "--budget=64t", "--keep=64"}, "keep_tokens 64"},
         {2, {"--model", TINY, "--budget=64t", "--frozen=60"}, "frozen_tokens 60"},
+        {2,
+         {"--model", TINY, "--recent=200000"},
+         "--recent: [session] frozen_tokens 0 + max(recent_tokens 200000,"}, /* 64 MiB of its pages */
+        {2,
+         {"--model", TINY, "--budget=1000"},
+         "--budget: [session] budget_bytes 1000 is less than"},
         {2, {"--model", TINY, "--budget=1t"}, "[session] budget_tokens 1: must be at least 2"},
         {2, {"--model", TINY, "--policy=none", "--trigger=prefill_end"}, "prefill_end"},
         {1, {"--model", "/nowhere.gguf"}, "/nowhere.gguf"},
@@ -300,6 +306,11 @@ static bool log_has_policy(void *arg)
     return dh_log_has(arg, "unknown policy \"guess\"");
 }
 
+static bool log_has_recent(void *arg)
+{
+    return dh_log_has(arg, ":2: [session] frozen_tokens 0 + max(recent_tokens 200000");
+}
+
 static bool log_has_level(void *arg)
 {
     return dh_log_has(arg, "[daemon] log: 'loud' is not error");
@@ -349,6 +360,11 @@ static void sighup_applies_what_can_change(void **state)
     assert_int_equal(kill(d->pid, SIGHUP), 0);
     assert_true(dh_until(log_has_level, d, DH_PATIENCE_MS));
     assert_false(dh_log_has(d, "[daemon] log applied"));
+    static const char no_recent[] = "[session]\nrecent = 200000\n[limits]\nsessions = 3\n";
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, no_recent, sizeof no_recent - 1, 0), sizeof no_recent - 1);
+    assert_int_equal(kill(d->pid, SIGHUP), 0);
+    assert_true(dh_until(log_has_recent, d, DH_PATIENCE_MS));
     raw_call_fails(r, FRAME_OPEN_SESSION, &m.base, 5, "sessions"); /* still 2 */
     raw_session_free(&a);
     raw_session_free(&b);

@@ -497,6 +497,70 @@ static void memory_that_holds_no_page_is_told(void **state)
     assert_non_null(strstr(log, "no session of it can be opened"));
 }
 
+static int usual_session(struct eh *h, uint64_t budget, int64_t recent, uint64_t kv_memory,
+                         struct err *e)
+{
+    struct engine_session_ask ask = {.evict = {.budget_bytes = budget,
+                                               .recent = recent,
+                                               .span_quantile = -1},
+                                     .session_budget = budget,
+                                     .kv_memory = kv_memory};
+    return engine_session_check(h->en, &ask, e);
+}
+
+/* With the model's pages it is known which budgets in bytes make a session, before anybody opens one. */
+static void the_usual_session_is_judged_by_the_models_pages(void **state)
+{
+    (void)state;
+    struct eh *h = eh_open("tiny-qwen3.gguf", NULL, NULL);
+    const char *type = NULL;
+    uint64_t least = smallest_page(&type), page = page_bytes(&(struct eh_ask){0});
+    uint64_t budget = 10 * page;
+    struct err e;
+    assert_int_equal(usual_session(h, budget, -1, budget, &e), BC_OK);
+    assert_int_equal(usual_session(h, budget, 480, budget, &e), BC_OK); /* 3/4 of 640 */
+    assert_int_equal(usual_session(h, budget, 481, budget, &e), BC_EINVALID);
+    assert_string_equal(e.field, "recent_tokens");
+    char says[96];
+    snprintf(says, sizeof says, "keep_tokens 481 and a budget of 642 tokens (%llu bytes)",
+             11ull * (unsigned long long)page);
+    assert_non_null(strstr(e.text, says));
+    assert_int_equal(usual_session(h, 11 * page, 481, 11 * page, &e), BC_OK);
+    assert_int_equal(usual_session(h, 11 * page, 481, budget, &e), BC_EINVALID); /* it is cut */
+    assert_int_equal(usual_session(h, page - 1, -1, budget, &e), BC_EBUDGET);
+    assert_string_equal(e.field, "budget_bytes");
+    assert_int_equal(usual_session(h, budget, -1, least - 1, &e), BC_EBUDGET);
+    assert_string_equal(e.field, "kv_memory");
+    assert_int_equal(e.needed, least);
+    assert_int_equal(usual_session(h, budget, -1, least, &e), BC_OK); /* for those who ask for it */
+    struct engine_session_ask tokens = {
+        .evict = {.budget_tokens = 640, .recent = -1, .span_quantile = -1}, .kv_memory = budget};
+    assert_int_equal(engine_session_check(h->en, &tokens, &e), BC_OK);
+    tokens.kv_memory = budget - 1;
+    assert_int_equal(engine_session_check(h->en, &tokens, &e), BC_EBUDGET);
+    assert_string_equal(e.field, "budget_tokens");
+    assert_int_equal(engine_session_check(NULL, &tokens, &e), BC_OK); /* it cannot be known */
+    eh_close(&h);
+}
+
+/* A session that asks for no budget, where there is not one page: it is the memory that is named. */
+static void a_memory_lowered_below_a_page_is_named(void **state)
+{
+    (void)state;
+    struct eh *h = eh_open("tiny-qwen3.gguf", NULL, NULL);
+    uint64_t s = eh_session(h, &(struct eh_ask){0}), page = page_bytes(&(struct eh_ask){0});
+    eh_close_session(h, s);
+    struct command *c = eh_command(h, CMD_LIMITS, 0);
+    c->admin = true;
+    c->u.limits.kv_memory = page - 1;
+    eh_expect(h, eh_post(h, c), REP_DONE);
+    const struct err *e =
+        eh_expect_error(h, eh_post_open(h, &(struct eh_ask){0}), BC_EBUDGET, "kv_memory");
+    assert_int_equal(e->needed, page);
+    assert_int_equal(e->available, page - 1);
+    eh_close(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -510,6 +574,8 @@ int main(void)
         cmocka_unit_test(prefill_end_has_its_prompt_reserved_or_refused),
         cmocka_unit_test(sessions_belong_to_their_user),
         cmocka_unit_test(memory_that_holds_no_page_is_told),
+        cmocka_unit_test(the_usual_session_is_judged_by_the_models_pages),
+        cmocka_unit_test(a_memory_lowered_below_a_page_is_named),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

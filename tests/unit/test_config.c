@@ -225,7 +225,8 @@ static void not_together(const char *text, const char *flag, const char *place, 
     write_file(text);
     if (read_args(&c, &cmd, &e, flag != NULL ? 3 : 2, "--config", path, flag) < 0)
         fail_msg("%s", e.text);
-    assert_int_equal(settings_check(&c, &e), strstr(says, "unknown") ? BC_EUNKNOWN : BC_EINVALID);
+    assert_int_equal(settings_check(&c, NULL, &e),
+                     strstr(says, "unknown") ? BC_EUNKNOWN : BC_EINVALID);
     config_free(&c);
     snprintf(begin, sizeof begin, "%s%s", place[0] == ':' ? path : "", place);
     if (strncmp(e.text, begin, strlen(begin)) != 0 || strstr(e.text, says) == NULL)
@@ -257,7 +258,7 @@ static void values_that_do_not_go_together_name_their_place(void **state)
                  "--max-tokens: [limits] max_tokens 1048576 ", "[session] max_tokens 1048577");
     write_file("[session]\nmax_tokens = 10\n[limits]\nmax_tokens = 10\n");
     assert_int_equal(read_args(&c, &cmd, &e, 2, "--config", path), BC_OK);
-    assert_int_equal(settings_check(&c, &e), BC_OK);
+    assert_int_equal(settings_check(&c, NULL, &e), BC_OK);
     config_free(&c);
 }
 
