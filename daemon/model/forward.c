@@ -117,6 +117,19 @@ static void give_logits(struct model *m, struct pass *p, const struct model_out 
                              (size_t)out->n * m->hp.n_vocab * sizeof *out->logits);
 }
 
+/* What a device picked comes over a wire and from memory that nobody here can vouch for: a number outside the vocabulary is
+ * the device's failure, before it becomes somebody's token. */
+static int check_picked(const struct model *m, const struct model_out *out, struct err *e)
+{
+    for (uint32_t i = 0; out->how != NULL && i < out->n; i++)
+        if (out->tokens[i] < 0 || (uint32_t)out->tokens[i] >= m->hp.n_vocab)
+            return err_set(
+                e, BC_EDEVICE, "",
+                "device %s failed during a pass: it picked token %d of a vocabulary of %u",
+                m->kn->name, out->tokens[i], m->hp.n_vocab);
+    return BC_OK;
+}
+
 int model_forward(struct model *m, const struct kn_batch *b, const struct model_out *out,
                   struct err *e)
 {
@@ -145,5 +158,6 @@ int model_forward(struct model *m, const struct kn_batch *b, const struct model_
     }
     give_queries(m, &p, out);
     give_logits(m, &p, out);
-    return model_pass_end(m, &p, e);
+    int rc = model_pass_end(m, &p, e);
+    return rc == BC_OK ? check_picked(m, out, e) : rc;
 }

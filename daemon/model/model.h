@@ -63,7 +63,7 @@ struct model_out {
 
 /* EXTEND: appends the batch's rows to their sequences (K, V and hidden rows are written at their
  * slots) and gives logits of the wanted rows. b->n_rows <= max_rows, out->n <= max_out: asserted.
- * BC_EDEVICE when the device failed. */
+ * BC_EDEVICE when the device failed, or picked what is no token. */
 int model_forward(struct model *m, const struct kn_batch *b, const struct model_out *out,
                   struct err *e);
 

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <stdlib.h>
 #include <string.h>
 #include "core.h"
 #include "engine_harness.h"
@@ -101,6 +102,74 @@ static void a_failed_device_is_not_saved(void **state)
     folder_drop(root);
 }
 
+/* ---- a device that picks what is no token ---- */
+
+static int32_t pick;
+static uint32_t picks_before; /* rows that get an honest token first */
+
+static void pick_any(struct kn *kn, const float *logits, uint32_t rows, uint32_t n_vocab,
+                     const struct kn_sample *how, int32_t *ret)
+{
+    (void)kn;
+    (void)logits;
+    (void)how;
+    for (uint32_t r = 0; r < rows; r++) {
+        ret[r] = picks_before > 0 ? (int32_t)(n_vocab - 1) : pick;
+        picks_before -= picks_before > 0;
+    }
+}
+
+/* As models.c does for a backend that picks: its batch frees both. */
+static void picks_itself(struct batch *b)
+{
+    b->how = calloc(b->outs_max, sizeof *b->how);
+    b->tokens = calloc((size_t)b->outs_max * (1 + SAMPLER_REPEAT_MAX), sizeof *b->tokens);
+    assert_true(b->how != NULL && b->tokens != NULL);
+    b->recent = b->tokens + b->outs_max;
+}
+
+/* The last token of the vocabulary is one; what lies outside reaches no client and no cache, but ends like any other failure. */
+static void a_pick_outside_the_vocabulary_is_a_failure(void **state)
+{
+    (void)state;
+    const int32_t outside[] = {0 /* the vocabulary's size */, -1, INT32_MIN, INT32_MAX};
+    for (size_t i = 0; i < ARRAY_LEN(outside); i++) {
+        struct eh *h = eh_open("tiny-llama.gguf", NULL, NULL);
+        struct model_ref *m = h->en->default_model;
+        struct kn_ops ops = *m->kn->ops;
+        int32_t n_vocab = (int32_t)m->batch.n_vocab;
+        picks_itself(&m->batch);
+        ops.sample = pick_any;
+        m->kn->ops = &ops;
+        pick = i == 0 ? n_vocab : outside[i];
+        picks_before = 7;
+        struct generate_options o = eh_greedy(50);
+        int32_t ids[20];
+        uint64_t s[2];
+        for (int k = 0; k < 20; k++)
+            ids[k] = 3 + k * 7 % 280;
+        for (int k = 0; k < 2; k++) {
+            s[k] = eh_session(h, &(struct eh_ask){.policy = "none", .budget_tokens = 100});
+            eh_ids(h, s[k], ids, ARRAY_LEN(ids), &o);
+        }
+        eh_run(h);
+        assert_true(engine_failed(h->en));
+        assert_non_null(strstr(engine_failure(h->en), "picked token"));
+        uint32_t told = 0;
+        for (int k = 0; k < 2; k++) {
+            const struct eh_stream *st = eh_stream(h, s[k]);
+            assert_int_equal(st->n_ends, 1);
+            assert_int_equal(st->end.u.end.reason, END_ERROR);
+            assert_int_equal(st->end.u.end.code, -BC_EDEVICE);
+            for (uint32_t t = 0; t < st->n_ids; t++)
+                assert_int_equal(st->ids[t], n_vocab - 1);
+            told += st->n_ids;
+        }
+        assert_int_equal(told, 6); /* of seven: the pass of the last one had a lie beside it */
+        eh_close(&h);
+    }
+}
+
 /* A wait that ends between two looks is none that hangs, however many there are; one that lasts is counted, whoever waits. */
 static void a_wait_that_lasts_is_counted(void **state)
 {
@@ -182,6 +251,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_device_ends_everything_politely),
         cmocka_unit_test(a_failed_device_is_not_saved),
+        cmocka_unit_test(a_pick_outside_the_vocabulary_is_a_failure),
         cmocka_unit_test(a_wait_that_lasts_is_counted),
         cmocka_unit_test(a_pass_that_does_not_fit_is_one_requests_error),
     };
