@@ -385,6 +385,10 @@ int args_parse(const struct command_row *cmd, int argc, char **argv, struct args
             cmd->name, cmd->usage);
         return CLI_USAGE;
     }
+    if (ret->raw && ret->system != NULL) {
+        say("--raw has no system message: put it into the text");
+        return CLI_USAGE;
+    }
     return CLI_FINE;
 }
 
@@ -394,6 +398,28 @@ const char *args_given(const struct args *a, unsigned group, unsigned i)
         if ((options[k].groups & group) != 0 && (a->given >> k & 1) != 0 && i-- == 0)
             return options[k].name;
     return NULL;
+}
+
+bool args_blame(const struct args *a, const char *field)
+{
+    static const char *const others[][2] = {{"budget_bytes", "budget"},
+                                            {"budget_tokens", "budget"},
+                                            {"socket_path", "socket"}};
+    char word[64];
+    const char *name;
+
+    if (strncmp(field, "budget_", 7) == 0 && (a->budget.bytes != 0 || a->budget.tokens != 0))
+        return true; /* of `budget`, too, where it is no option */
+    snprintf(word, sizeof(word), "%s", field);
+    for (char *p = word; (p = strchr(p, '_')) != NULL;)
+        *p = '-';
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        if (strcmp(field, others[i][0]) == 0)
+            snprintf(word, sizeof(word), "%s", others[i][1]);
+    for (unsigned i = 0; (name = args_given(a, ~0u, i)) != NULL; i++)
+        if (strcmp(name, word) == 0)
+            return true;
+    return false;
 }
 
 void args_print_options(FILE *f, unsigned groups, unsigned without)

@@ -161,10 +161,8 @@ static int budget_apply(const struct args *a, backcast *c, backcast_session *s)
     if (bytes == 0 && tokens == 0)
         tokens = was.budget_tokens; /* the same, with another keep */
     int rc = backcast_session_budget(s, bytes, tokens, keep);
-    if (rc < 0) {
-        say_failure(c, rc, "budget");
-        return CLI_FAILED;
-    }
+    if (rc < 0)
+        return say_refusal(a, c, rc, "budget");
     backcast_session_info(s, &now);
     if (!a->quiet && (now.budget_tokens != was.budget_tokens || now.keep_tokens != was.keep_tokens))
         say("session %s has a budget of %u tokens now, keep %u (it had %u, keep %u)",
@@ -212,10 +210,10 @@ int session_begin(const struct link *l, struct args *a, backcast_session **ret, 
         rc = backcast_session_open(l->c, opt, ret);
     if (rc < 0) {
         bool model = strcmp(backcast_last_error_field(l->c), "model") == 0;
-        say_failure(l->c, rc, "session");
+        int cli = say_refusal(a, l->c, rc, "session");
         if (model && (rc == BACKCAST_EUNKNOWN || rc == BACKCAST_ENOTFOUND))
             models_say(l->c);
-        return CLI_FAILED;
+        return cli;
     }
     return CLI_FINE;
 }

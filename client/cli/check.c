@@ -53,7 +53,7 @@ static int session_check(const struct args *a, struct err *e)
     if (o->durable && o->name == NULL)
         return err_set(e, BC_EINVALID, "durable", "--durable needs --name");
     if (o->durable)
-        return err_set(e, BC_EINVALID, "durable",
+        return err_set(e, BC_EUNSUPPORTED, "durable",
                        "--durable needs a running backcastd: a private one keeps nothing");
     if ((rc = one_of("policy", o->policy, policies, e)) < 0 ||
         (rc = one_of("score", o->score, scores, e)) < 0 ||

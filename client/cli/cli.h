@@ -89,6 +89,8 @@ int args_parse(const struct command_row *cmd, int argc, char **argv, struct args
 void args_print_options(FILE *f, unsigned groups, unsigned without);
 /* The i-th option of a group that was given, by name; NULL: there are no more. */
 const char *args_given(const struct args *a, unsigned group, unsigned i);
+/* Whether an error's field (as the library calls it) is an option that was given. */
+bool args_blame(const struct args *a, const char *field);
 bool size_parse(const char *text, struct size_arg *ret); /* "512t", "64MiB", "1.5GiB", "4096" */
 /* The session options with model, budget and name as a session needs them. A model that is a file
  * here becomes an absolute path (buf, of len bytes). */
@@ -96,7 +98,7 @@ const struct backcast_session_options *args_session(struct args *a, char *buf, s
 
 /* ---- check.c */
 
-/* What a private daemon would refuse, and what it cannot give. BC_OK or BC_EINVALID. */
+/* What a private daemon would refuse, BC_EINVALID, and what it cannot give, BC_EUNSUPPORTED. */
 int args_check(const struct args *a, struct err *e);
 
 /* ---- main.c */
@@ -109,6 +111,9 @@ const struct command_row *command_find(const char *name);
 void say(const char *fmt, ...) __attribute__((format(printf, 1, 2))); /* "backcast: ..." */
 /* The library's sentence for the last failure on c, with code, field and amounts. */
 void say_failure(const backcast *c, int err, const char *doing);
+/* The same, and what the command ends with: CLI_USAGE where an option or a name has a value that it cannot have, else
+ * CLI_FAILED. */
+int say_refusal(const struct args *a, const backcast *c, int err, const char *doing);
 void say_err(const struct err *e, const char *doing);
 bool tty_out(void);
 bool err_is_out(void); /* both streams go to one place, so each must end its lines for the other */

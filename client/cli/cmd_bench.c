@@ -498,10 +498,8 @@ int cmd_bench(struct args *a)
         return CLI_USAGE;
     }
     interrupt_watch();
-    if (private_start(&own, &opt, &e) < 0) {
-        say_err(&e, "bench");
-        rc = e.code == BC_ECANCELLED ? CLI_INTERRUPTED : CLI_FAILED;
-    }
+    if (private_start(&own, &opt, &e) < 0)
+        rc = private_failed(&e, "bench");
     if (rc == CLI_FINE && backcast_connect(&b->c, private_socket(own)) < 0) {
         say("bench: %s", backcast_last_error(NULL));
         rc = CLI_FAILED;

@@ -465,8 +465,8 @@ static void message_send(struct chat_ui *ui, const char *text)
         over = rc == CLI_FAILED && watch_is_over(w);
     }
     interrupt_reset();
-    if (rc == CLI_FAILED && !ui->tty) /* nobody is there to try again */
-        ui->exit = CLI_FAILED;
+    if ((rc == CLI_FAILED || rc == CLI_USAGE) && !ui->tty) /* nobody is there to try again */
+        ui->exit = rc;
     if (over || (rc == CLI_FAILED && w->closed)) { /* there is nobody to talk to */
         ui->quit = true;
         ui->exit = CLI_FAILED;

@@ -446,16 +446,14 @@ int cmd_demo(struct args *a)
     if (d == NULL || a->text_file == NULL) {
         say(d == NULL ? "out of memory" : "demo: --text FILE is missing");
         free(d);
-        return CLI_USAGE;
+        return d == NULL ? CLI_FAILED : CLI_USAGE;
     }
     interrupt_watch();
     d->a = a;
     int rc = input_read(a->text_file, &text, &len);
     if (rc == CLI_FINE &&
-        (model_find(a->model, model, sizeof(model), &e) < 0 || private_start(&own, &opt, &e) < 0)) {
-        say_err(&e, "demo");
-        rc = e.code == BC_ECANCELLED ? CLI_INTERRUPTED : CLI_FAILED;
-    }
+        (model_find(a->model, model, sizeof(model), &e) < 0 || private_start(&own, &opt, &e) < 0))
+        rc = private_failed(&e, "demo");
     if (rc == CLI_FINE && backcast_connect(&d->c, private_socket(own)) < 0) {
         say("demo: %s", backcast_last_error(NULL));
         rc = CLI_FAILED;

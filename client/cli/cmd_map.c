@@ -87,7 +87,7 @@ static int map_act(struct args *a, backcast *c, const struct backcast_session_st
         say("map: the words of session %s are not known: its model's file cannot be read here",
             a->rest[0]);
     } else if (err < 0) {
-        say_failure(c, err, "map");
+        rc = say_refusal(a, c, err, "map");
     } else if (map_open(&m, rows, n, t, a->rest[0], policy) < 0) {
         say("map: out of memory");
     } else {

@@ -45,10 +45,6 @@ int cmd_run(struct args *a)
     char *text = NULL;
     size_t len = 0;
 
-    if (a->raw && a->system != NULL) {
-        say("--raw has no system message: put it into the text");
-        return CLI_USAGE;
-    }
     interrupt_watch();
     if (a->file == NULL && a->n_rest > 0 && input_is_piped())
         a->file = "-";

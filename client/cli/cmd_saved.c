@@ -58,8 +58,7 @@ int cmd_unsave(struct args *a)
         return rc;
     int err = backcast_unsave(l.c, a->rest[0]);
     if (err < 0) {
-        say_failure(l.c, err, "unsave");
-        rc = CLI_FAILED;
+        rc = say_refusal(a, l.c, err, "unsave");
     } else if (a->json) {
         json_open(&j, NULL, '{');
         json_text(&j, "unsaved", a->rest[0]);

@@ -6,12 +6,6 @@
 #include "json.h"
 #include "watch.h"
 
-static int call_failed(backcast *c, int err, const char *what)
-{
-    say_failure(c, err, what);
-    return CLI_FAILED;
-}
-
 /* What a session holds now: the answer to a call that changed it. */
 static int after_print(const struct args *a, backcast *c, uint64_t id, const char *what)
 {
@@ -21,7 +15,7 @@ static int after_print(const struct args *a, backcast *c, uint64_t id, const cha
     const struct backcast_session_stat *s = session_look(c, id, &rc);
 
     if (s == NULL) /* gone since */
-        return rc < 0 ? call_failed(c, rc, what) : CLI_FINE;
+        return rc < 0 ? say_refusal(a, c, rc, what) : CLI_FINE;
     if (!a->json) {
         printf("session %llu %s: %u tokens cached, budget %u, keep %u, %s live, %s held\n",
                (unsigned long long)id, what, s->tokens, s->budget_tokens, s->keep_tokens,
@@ -46,7 +40,7 @@ static int budget_act(struct args *a, backcast *c, const struct backcast_session
     int err =
         backcast_budget_by_id(c, id, a->budget.bytes, a->budget.tokens, a->session.keep_tokens);
     if (err < 0)
-        return call_failed(c, err, "budget");
+        return say_refusal(a, c, err, "budget");
     return after_print(a, c, id, "has a new budget");
 }
 
@@ -72,7 +66,7 @@ static int prune_act(struct args *a, backcast *c, const struct backcast_session_
     uint32_t before = s->tokens;
     int err = backcast_prune_by_id(c, id, a->session.keep_tokens);
     if (err < 0)
-        return call_failed(c, err, "prune");
+        return say_refusal(a, c, err, "prune");
     bool less = tokens_cached(c, id) < before;
     return after_print(a, c, id, less ? "is pruned" : "has nothing to prune");
 }
@@ -88,7 +82,7 @@ static int close_act(struct args *a, backcast *c, const struct backcast_session_
     uint64_t id = s->id;
     int err = backcast_close_by_id(c, id);
     if (err < 0)
-        return call_failed(c, err, "close");
+        return say_refusal(a, c, err, "close");
     if (a->json) {
         json_open(&j, NULL, '{');
         json_uint(&j, "closed", id);
@@ -110,7 +104,7 @@ static int save_act(struct args *a, backcast *c, const struct backcast_session_s
     uint64_t id = s->id;
     int err = backcast_save_by_id(c, id, a->rest[1]);
     if (err < 0)
-        return call_failed(c, err, "save");
+        return say_refusal(a, c, err, "save");
     if (a->json) {
         json_open(&j, NULL, '{');
         json_uint(&j, "session", id);
@@ -137,8 +131,7 @@ int cmd_restore(struct args *a)
         return rc;
     int err = backcast_session_restore(l.c, a->rest[0], &s);
     if (err < 0) {
-        say_failure(l.c, err, "restore");
-        rc = CLI_FAILED;
+        rc = say_refusal(a, l.c, err, "restore");
     } else {
         rc = after_print(a, l.c, backcast_session_id(s), "is back");
     }
@@ -170,7 +163,7 @@ static int fork_act(struct args *a, backcast *c, const struct backcast_session_s
     backcast_session *made;
     int err = backcast_fork_by_id(c, s->id, a->rest[1], &made);
     if (err < 0)
-        return call_failed(c, err, "fork");
+        return say_refusal(a, c, err, "fork");
     return after_print(a, c, backcast_session_id(made), "is made");
 }
 
@@ -193,7 +186,7 @@ static int scores_act(struct args *a, backcast *c, const struct backcast_session
         scores_print(a, rows, n, t, policy);
     tok_close(&t);
     free(rows);
-    return err < 0 ? call_failed(c, err, "scores") : CLI_FINE;
+    return err < 0 ? say_refusal(a, c, err, "scores") : CLI_FINE;
 }
 
 int cmd_scores(struct args *a)

@@ -130,7 +130,7 @@ static int ids_parse(const char *text, size_t len, uint32_t n_vocab, int32_t **r
         if (i == start) {
             say("detokenize: '%c' at byte %zu is no token id", text[i], i);
             free(ids);
-            return CLI_FAILED;
+            return CLI_USAGE;
         }
         if (v >= n_vocab) {
             say("detokenize: id %llu is past the vocabulary's %u tokens", (unsigned long long)v,
@@ -186,6 +186,8 @@ int cmd_detokenize(struct args *a)
         rc = vocab_open(a, &t, "detokenize");
     if (rc == CLI_FINE)
         rc = ids_parse(text, len, tok_n_vocab(t), &ids, &n);
+    if (rc == CLI_USAGE && (a->file != NULL || a->n_rest == 0))
+        rc = CLI_FAILED; /* of a text that was read, not of the command line */
     if (rc == CLI_FINE)
         rc = text_print(a, t, ids, n);
     free(ids);

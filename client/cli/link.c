@@ -13,19 +13,16 @@ static int start_own(struct link *l, const struct args *a)
     struct private_options opt = private_options(a);
     struct err e = {0};
 
-    if (args_check(a, &e) < 0) { /* before seconds go by */
+    int rc = args_check(a, &e); /* before seconds go by */
+    if (rc < 0) {
         say_err(&e, "options");
-        return CLI_USAGE;
+        return rc == BC_EINVALID ? CLI_USAGE : CLI_FAILED;
     }
     if (!a->quiet)
         say("no daemon listens: starting a private one for this command");
-    int rc = private_start(&l->own, &opt, &e);
-    if (rc == BC_ECANCELLED)
-        return CLI_INTERRUPTED;
-    if (rc < 0) {
-        say_err(&e, "private daemon");
-        return CLI_FAILED;
-    }
+    rc = private_start(&l->own, &opt, &e);
+    if (rc < 0)
+        return private_failed(&e, "private daemon");
     rc = backcast_connect(&l->c, private_socket(l->own));
     if (rc < 0) {
         say_failure(NULL, rc, "private daemon");
@@ -70,10 +67,10 @@ int link_open(struct link *ret, const struct args *a, bool may_start)
         return rc;
     }
     if (rc < 0) {
-        say_failure(NULL, rc, "connect");
+        int cli = say_refusal(a, NULL, rc, "connect");
         if (rc == BACKCAST_ECLOSED)
             say("the daemon ended, or was stopped, just now: try again when it is back");
-        return CLI_FAILED;
+        return cli;
     }
     if (private_asked(a, l.c)) {
         link_close(&l);

@@ -19,7 +19,8 @@
 #include "private.h"
 
 #define PREFIX "backcast-"
-#define STOP_MS 15000 /* from SIGTERM to SIGKILL */
+#define DAEMON_USAGE 2 /* its exit code: see backcastd(8) */
+#define STOP_MS 15000  /* from SIGTERM to SIGKILL */
 
 struct private_daemon {
     unsigned magic;
@@ -292,6 +293,39 @@ static enum said said_take(struct private_daemon *d, bool bar, struct err *e)
     }
 }
 
+/* It ends by itself, or is made to. Returns its status as waitpid gives it. */
+static int child_wait(struct private_daemon *d)
+{
+    uint64_t deadline = clock_us() + STOP_MS * 1000ull;
+    int status = 0;
+
+    while (waitpid(d->pid, &status, WNOHANG) == 0) {
+        if (clock_us() > deadline) {
+            kill(d->pid, SIGKILL);
+            waitpid(d->pid, &status, 0);
+            break;
+        }
+        poll(NULL, 0, 10);
+    }
+    d->pid = 0;
+    return status;
+}
+
+static void child_stop(struct private_daemon *d)
+{
+    if (d->pid == 0)
+        return;
+    kill(d->pid, SIGTERM);
+    child_wait(d);
+}
+
+/* Its exit code tells a value that its options cannot have from what went wrong. */
+static int start_failed(int status, struct err *e)
+{
+    bool usage = WIFEXITED(status) && WEXITSTATUS(status) == DAEMON_USAGE;
+    return e->code = usage ? BC_EINVALID : BC_ESTATE;
+}
+
 static int wait_ready(struct private_daemon *d, bool bar, struct err *e)
 {
     for (;;) {
@@ -303,35 +337,18 @@ static int wait_ready(struct private_daemon *d, bool bar, struct err *e)
         if (said == SAID_READY)
             return BC_OK;
         if (said == SAID_ERROR)
-            return e->code;
+            return start_failed(child_wait(d), e);
         if (interrupt_count() > 0)
             return err_set(e, BC_ECANCELLED, "", "interrupted");
         if (waitpid(d->pid, &status, WNOHANG) == d->pid) {
             char tail[256];
             d->pid = 0;
             log_tail(d, tail, sizeof(tail));
-            return err_set(e, BC_ESTATE, "backcastd", "backcastd did not start: %s",
-                           tail[0] != '\0' ? tail : "it said nothing");
+            err_set(e, BC_ESTATE, "backcastd", "backcastd did not start: %s",
+                    tail[0] != '\0' ? tail : "it said nothing");
+            return start_failed(status, e);
         }
     }
-}
-
-static void child_stop(struct private_daemon *d)
-{
-    uint64_t deadline = clock_us() + STOP_MS * 1000ull;
-
-    if (d->pid == 0)
-        return;
-    kill(d->pid, SIGTERM);
-    while (waitpid(d->pid, NULL, WNOHANG) == 0) {
-        if (clock_us() > deadline) {
-            kill(d->pid, SIGKILL);
-            waitpid(d->pid, NULL, 0);
-            break;
-        }
-        poll(NULL, 0, 10);
-    }
-    d->pid = 0;
 }
 
 struct private_options private_options(const struct args *a)
@@ -369,6 +386,14 @@ int private_start(struct private_daemon **ret, const struct private_options *opt
     }
     *ret = d;
     return BC_OK;
+}
+
+int private_failed(const struct err *e, const char *doing)
+{
+    if (e->code == BC_ECANCELLED)
+        return CLI_INTERRUPTED;
+    say_err(e, doing);
+    return e->code == BC_EINVALID ? CLI_USAGE : CLI_FAILED;
 }
 
 void private_stop(struct private_daemon **pd)

@@ -22,8 +22,11 @@ struct private_options {
 };
 struct args;
 struct private_options private_options(const struct args *a); /* as the command was asked for it */
-/* Starts one and waits until it can serve a prompt. BC_ECANCELLED: Ctrl-C meanwhile. */
+/* Starts one and waits until it can serve a prompt. BC_ECANCELLED: Ctrl-C meanwhile. BC_EINVALID: an option of it has a value
+ * that it cannot have. */
 int private_start(struct private_daemon **ret, const struct private_options *opt, struct err *e);
+/* Says why, unless it was Ctrl-C; what the command ends with. */
+int private_failed(const struct err *e, const char *doing);
 const char *private_socket(const struct private_daemon *d);
 const char *private_program(const struct private_daemon *d);
 void private_stop(struct private_daemon **d);

@@ -31,6 +31,17 @@ void say_failure(const backcast *c, int err, const char *doing)
         say("needed %s, available %s", bytes_text(needed, n), bytes_text(available, m));
 }
 
+int say_refusal(const struct args *a, const backcast *c, int err, const char *doing)
+{
+    const char *field = backcast_last_error_field(c);
+    bool name = strcmp(field, "name") == 0, model = strcmp(field, "model") == 0;
+    bool value = (err == BACKCAST_EINVALID && (name || args_blame(a, field))) ||
+                 (err == BACKCAST_EUNKNOWN && !name && !model && args_blame(a, field));
+
+    say_failure(c, err, doing);
+    return value ? CLI_USAGE : CLI_FAILED;
+}
+
 void say_err(const struct err *e, const char *doing)
 {
     say("%s: %s%s%s%s", doing, e->text[0] != '\0' ? e->text : err_brief(e->code),

@@ -352,10 +352,8 @@ int watch_send(struct watch *w, const char *role, const char *text, size_t len,
     w->closed = rc == BACKCAST_ECLOSED || (rc == BACKCAST_EUNKNOWN &&
                                            strcmp(backcast_last_error_field(w->c), "session") == 0);
     w->taken = rc >= 0;
-    if (rc < 0) {
-        say_failure(w->c, rc, "prompt");
-        return CLI_FAILED;
-    }
+    if (rc < 0)
+        return say_refusal(w->a, w->c, rc, "prompt");
     transcript_turn(w->t, role, text, len, answer && opt->max_tokens > 0);
     return follow(w);
 }

@@ -34,7 +34,7 @@ int session_begin(const struct link *l, struct args *a, backcast_session **ret, 
 int watch_open(struct watch *w, const struct link *l, backcast_session *s, const struct args *a);
 void watch_close(struct watch *w);
 /* Sends a message (role NULL: raw text) and shows what comes until its END. A cli_exit: FINE,
- * FAILED, or INTERRUPTED (cancelled by Ctrl-C). */
+ * FAILED, USAGE (the daemon refused an option's value), or INTERRUPTED (cancelled by Ctrl-C). */
 int watch_send(struct watch *w, const char *role, const char *text, size_t len,
                const struct backcast_generate_options *opt);
 /* After a failure: the connection is over, too. A daemon that stops closes its sessions before it, so where only the session is gone it

@@ -159,8 +159,8 @@ static void options_meet_the_session(void **state)
     CHECK(0, "is closed", NULL, "close", socket_opt, "lasts");
     CHECK(0, "nothing to prune", NULL, "prune", socket_opt, "meet");
     CHECK(1, NULL, "budget", "run", socket_opt, "--raw", "--name", "meet", "-b", "10", "oak");
-    CHECK(1, NULL, "budget_tokens 1: must be at least 2", "run", socket_opt, "-b", "1t", "oak");
-    CHECK(1, NULL, "budget_tokens 1: must be at least 2", "budget", socket_opt, "meet", "1t");
+    CHECK(2, NULL, "budget_tokens 1: must be at least 2", "run", socket_opt, "-b", "1t", "oak");
+    CHECK(2, NULL, "budget_tokens 1: must be at least 2", "budget", socket_opt, "meet", "1t");
 }
 
 static void chat_is_json_on_every_line(void **state)
@@ -249,16 +249,55 @@ static void mistakes_come_before_the_private_daemon(void **state)
                                          {"--policy", "luck", "known are"},
                                          {"-t", "-1", "0 to 100"},
                                          {"--durable", "--raw", "needs --name"},
-                                         {"--durable", "--name=x", "needs a running backcastd"},
                                          {"--kv-type", "f8", "known are"}};
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
         struct prog_result r = RUN(NULL, "run", "-m", MODEL, bad[i][0], bad[i][1], "hello");
         assert_null(strstr(r.err, "starting"));
         prog_check(bad[i][0], &r, 2, NULL, bad[i][2]);
     }
+    CHECK(1, NULL, "needs a running backcastd", "run", "-m", MODEL, "--durable", "--name=x", "oak");
     CHECK(2, NULL, "prompt is empty", "run", "-m", MODEL, "");
     CHECK(2, NULL, "prompt is empty", "run", "-m", MODEL);
     CHECK(2, NULL, "1 or more", "top", socket_opt, "-c", "0");
+}
+
+/* A value that its option cannot have is usage, whoever finds it: the command, a daemon that listens, or the private one
+ * that does not start. What another daemon, or another day, would take is not. */
+static void a_mistake_ends_alike_whoever_finds_it(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"--span", "4"},
+        {"--policy", "luck"},
+        {"--temperature", "-1"},
+        {"--kv-type", "f8"},
+        {"--top-p", "2"},
+        {"--chat-template", "x"},
+        {"--positions", "never"},
+        {"--trigger", "never"},
+        {"--n-logprobs", "99"},
+        {"--weight", "5000"},
+        {"--name", "a b"},
+        {"--ring-bytes", "1000"},
+        {"--keep-tokens", "999999"},
+    };
+    char path[200];
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++)
+        for (int listens = 0; listens < 2; listens++) {
+            struct prog_result r =
+                listens ? RUN(NULL, "run", socket_opt, "-b", "100t", bad[i][0], bad[i][1], "oak")
+                        : RUN(NULL, "run", "-m", MODEL, "-b", "100t", bad[i][0], bad[i][1], "oak");
+            prog_check(bad[i][0], &r, 2, NULL, NULL);
+        }
+    CHECK(2, NULL, "--threads: threads = \"two\"", "run", "-m", MODEL, "--threads", "two", "oak");
+    CHECK(2, NULL, "--kv-memory: kv_memory = \"1\"", "bench", "-m", MODEL, "--kv-memory", "1");
+    CHECK(2, NULL, "[name]", "restore", socket_opt, "a b");
+    CHECK(2, NULL, "[name]", "unsave", socket_opt, "a/b");
+    snprintf(path, sizeof path, "/tmp/%0150d", 7);
+    CHECK(2, NULL, "longer than", "ls", "--socket", path);
+    CHECK(1, NULL, "[name]", "restore", socket_opt, "no.such");
+    CHECK(1, NULL, "[model]", "run", socket_opt, "-m", "no.such", "oak");
+    CHECK(1, NULL, "kv_memory holds", "run", socket_opt, "-b", "900GiB", "oak");
 }
 
 /* The value of a key in one line of JSON, as it stands there. */
@@ -487,6 +526,7 @@ int main(void)
         cmocka_unit_test(streams_in_one_place_do_not_mix),
         cmocka_unit_test(a_daemon_that_listens_keeps_its_settings),
         cmocka_unit_test(mistakes_come_before_the_private_daemon),
+        cmocka_unit_test(a_mistake_ends_alike_whoever_finds_it),
         cmocka_unit_test(a_name_of_digits_is_a_name),
         cmocka_unit_test(every_command_finds_a_session_in_one_way),
         cmocka_unit_test(a_speed_is_of_what_was_timed),

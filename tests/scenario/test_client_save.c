@@ -200,7 +200,7 @@ static void the_command_saves_and_restores(void **state)
     assert_int_equal(stat(file, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
     r = prog_run(bad, NULL, NULL);
-    assert_int_equal(r.exit_code, 1);
+    assert_int_equal(r.exit_code, 2);
     assert_non_null(strstr(r.err, "name"));
     prog_free(&r);
     backcast_disconnect(&c);
