@@ -136,6 +136,7 @@ void quality_answer(struct eh *h, const char *kv_type, uint32_t i, struct qualit
     for (uint32_t k = 0; k < st->n_ids; k++) {
         const struct report_top *top = st->logprobs[k].u.logprob.top;
         assert_int_equal(st->logprobs[k].u.logprob.n_top, 2);
+        ret->second[k] = top[1].id;
         ret->lead[k] = top[0].logprob - top[1].logprob;
     }
     eh_close_session(h, s);
@@ -152,4 +153,19 @@ uint32_t quality_common(const struct quality_answer *a, const struct quality_ans
 bool quality_equal(const struct quality_answer *a, const struct quality_answer *b)
 {
     return a->n == b->n && quality_common(a, b) == a->n;
+}
+
+uint32_t quality_part(const struct quality_answer *ref, const struct quality_answer *a,
+                      const char *what)
+{
+    uint32_t same = quality_common(ref, a);
+    if (same == ref->n)
+        return same;
+    if (!(ref->lead[same] < QUALITY_NEAR_TIE))
+        fail_msg("%s: token %u led by %.3f nats", what, same, (double)ref->lead[same]);
+    /* an answer that ends here took an end token, which has no log-probability and is in no list */
+    if (same < a->n && a->ids[same] != ref->second[same])
+        fail_msg("%s: token %u is %d, neither the best, %d, nor the second, %d", what, same,
+                 a->ids[same], ref->ids[same], ref->second[same]);
+    return same;
 }

@@ -13,6 +13,9 @@
 #define QUALITY_WINDOW 1024u /* tokens of a text that are read as one */
 #define QUALITY_ANSWER 32u   /* tokens */
 #define QUALITY_PROMPTS 20u
+/* Below this the best token's lead over the next is a near-tie: two backends' arithmetic may turn it, and both are right. A
+ * perturbation of the logits below half of it turns no larger lead. */
+#define QUALITY_NEAR_TIE 0.5f /* nats */
 
 struct quality_how {
     const char *backend, *kv_type;
@@ -22,7 +25,8 @@ struct quality_how {
 struct quality_answer {
     uint32_t n;
     int32_t ids[QUALITY_ANSWER];
-    float lead[QUALITY_ANSWER]; /* of the token over the next likely one, nats */
+    int32_t second[QUALITY_ANSWER]; /* the next likely one */
+    float lead[QUALITY_ANSWER];     /* of the token over it, nats */
 };
 
 struct eh *quality_open(const char *model, const struct quality_how *how);
@@ -35,4 +39,8 @@ void quality_answer(struct eh *h, const char *kv_type, uint32_t i, struct qualit
 /* How many tokens from the first on are the same; equal: all, and none is left on either side. */
 uint32_t quality_common(const struct quality_answer *a, const struct quality_answer *b);
 bool quality_equal(const struct quality_answer *a, const struct quality_answer *b);
+/* The same count; where a goes another way than ref, it must take ref's second token, at a near-tie of ref's. Or the test fails,
+ * with a sentence about `what`. Beyond that token nothing is compared: they answer different texts. */
+uint32_t quality_part(const struct quality_answer *ref, const struct quality_answer *a,
+                      const char *what);
 #endif
