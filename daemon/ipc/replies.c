@@ -151,7 +151,8 @@ static void on_closed(struct server *s, struct conn *c, struct pending *p, const
     if (p != NULL)
         pending_free(s, &p, false);
     if (st != NULL) {
-        outflow_run(st); /* its last records, if they fit */
+        while (outflow_run(st)) /* its last records, as many as fit: there is no later turn */
+            ;
         stream_drop(st, 0);
     }
     m.has_session = m.has_bytes_freed = 1;

@@ -130,6 +130,137 @@ static void killed_client_leaves_nothing(void **state)
     backcast_disconnect(&c);
 }
 
+/* ---- sessions that somebody else closes */
+
+#define SHARED 6 /* of the owner, every third with a name */
+
+struct told {
+    int32_t index, code;
+}; /* an END of the owner's */
+
+/* Asks for endless answers, says which sessions those are, and tells every END. reads false: not before a byte comes. */
+static _Noreturn void owner_of_many(int to, bool reads)
+{
+    backcast *c = NULL;
+    backcast_session *s[SHARED];
+    struct backcast_session_options so = answer_budget("counter_causal_fast", 96);
+    struct backcast_generate_options go = answer_options(1000000);
+    struct backcast_event ev;
+    char name[16], byte;
+
+    if (backcast_connect(&c, d->socket) != 0)
+        _exit(1);
+    for (int i = 0; i < SHARED; i++) {
+        snprintf(name, sizeof name, "shared%d", i);
+        so.name = i % 3 == 2 ? name : NULL;
+        if (backcast_session_open(c, &so, &s[i]) != 0 || backcast_prompt(s[i], "oak", 3, &go) != 0)
+            _exit(2);
+        uint64_t id = backcast_session_id(s[i]);
+        if (write(to, &id, sizeof id) != sizeof id)
+            _exit(3);
+    }
+    if (!reads && read(to, &byte, 1) != 1)
+        _exit(4);
+    while (backcast_next(c, &ev, -1) >= 0) {
+        struct told t = {.code = ev.end.code};
+        if (ev.type != BACKCAST_END)
+            continue;
+        while (s[t.index] != ev.session)
+            t.index++;
+        if (t.index % 2 == 0) /* or it stays, dead, among those that live */
+            backcast_session_close(&s[t.index]);
+        if (write(to, &t, sizeof t) != sizeof t)
+            _exit(5);
+    }
+    _exit(6);
+}
+
+static bool all_talk(void *arg)
+{
+    struct backcast_stats st = stats(arg);
+    size_t n = 0;
+    for (size_t i = 0; i < st.n_sessions; i++)
+        n += st.sessions[i].tokens_out > 1;
+    return n == SHARED;
+}
+
+/* Its owner decodes and sleeps on the bells of all; or has read nothing yet, and gets first what was said. Whoever is closed ends, the
+ * others do not notice; then the owner dies in its sleep. */
+static void closed_by_another_under_its_answer(void **state)
+{
+    (void)state;
+    backcast *tool = dh_connect(d);
+    unsigned fds = dh_fds(d);
+
+    for (int round = 0; round < 8; round++) {
+        bool reads = round % 4 != 3;
+        uint64_t id[SHARED];
+        int pair[2];
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        pid_t pid = fork();
+        if (pid == 0)
+            owner_of_many(pair[1], reads);
+        close(pair[1]);
+        for (int i = 0; i < SHARED; i++)
+            assert_int_equal(read(pair[0], &id[i], sizeof id[i]), sizeof id[i]);
+        assert_true(dh_until(all_talk, tool, DH_PATIENCE_MS));
+        for (int k = 0; k < SHARED / 2; k++) {
+            int i = (round + 2 * k) % SHARED;
+            struct told t;
+            usleep((useconds_t)(round * 7919 + k * 104729) % 3000);
+            assert_int_equal(backcast_close_by_id(tool, id[i]), 0);
+            assert_int_equal(backcast_close_by_id(tool, id[i]), BACKCAST_EUNKNOWN);
+            if (!reads && k == 0)
+                assert_int_equal(write(pair[0], "x", 1), 1);
+            assert_int_equal(read(pair[0], &t, sizeof t), sizeof t);
+            assert_int_equal(t.index, i);
+            if (reads || t.code != BACKCAST_ECLOSED) /* a full ring has no room for the last word */
+                assert_int_equal(t.code, 0);
+        }
+        assert_int_equal(stats(tool).n_sessions, SHARED - SHARED / 2);
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        close(pair[0]);
+        for (int i = 2; i < SHARED; i += 3) /* those with a name stay */
+            if (backcast_close_by_id(tool, id[i]) != 0)
+                assert_true((i + round) % 2 == 0); /* closed above */
+        assert_true(dh_until(nothing_is_held, tool, DH_PATIENCE_MS));
+    }
+    assert_true(dh_fds(d) <= fds);
+    assert_int_equal(stats(tool).n_connections, 1);
+    backcast_disconnect(&tool);
+}
+
+/* Far more records than one turn of the loop moves wait behind the pass that it is closed in: they come, and so does the END. */
+static void what_was_said_before_a_close_comes(void **state)
+{
+    (void)state;
+    backcast *c = dh_connect(d), *tool = dh_connect(d);
+    struct backcast_generate_options go = answer_options(1000000);
+    int32_t ids[250];
+    go.prompt_logprobs = 1;
+
+    for (int round = 0; round < 20; round++) {
+        backcast_session *s = NULL;
+        struct answer a = {0};
+        for (int i = 0; i < 250; i++)
+            ids[i] = 3 + (round + i * 7) % 280;
+        assert_int_equal(backcast_session_open(c, NULL, &s), 0);
+        assert_int_equal(backcast_prompt_ids(s, ids, 250, &go), 0);
+        usleep((useconds_t)round * 400);
+        assert_int_equal(backcast_close_by_id(tool, backcast_session_id(s)), 0);
+        answer_read(c, s, &a);
+        assert_string_equal(a.reason, "cancelled");
+        assert_int_equal(a.code, 0);
+        assert_int_equal(a.prompt_logprobs, a.tokens_in < 250 ? a.tokens_in : 249);
+        answer_free(&a);
+        backcast_session_close(&s);
+    }
+    assert_true(dh_until(nothing_is_held, tool, DH_PATIENCE_MS));
+    backcast_disconnect(&c);
+    backcast_disconnect(&tool);
+}
+
 /* ---- named sessions */
 
 static void named_session_outlives_its_client(void **state)
@@ -538,6 +669,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cancel_ends_at_once_in_prefill_and_decode),
         cmocka_unit_test(killed_client_leaves_nothing),
+        cmocka_unit_test(closed_by_another_under_its_answer),
+        cmocka_unit_test(what_was_said_before_a_close_comes),
         cmocka_unit_test(named_session_outlives_its_client),
         cmocka_unit_test(reconnect_takes_up_the_stream),
         cmocka_unit_test(restarted_daemon_is_a_new_one),
