@@ -221,7 +221,7 @@ struct engine {
     uint64_t slices_us;       /* what they took so far */
     bool neighbours;          /* this step's pass has decodes: refreshes take short slices */
     uint64_t decode_us;       /* what a pass of decodes alone takes, about; 0: none yet */
-    bool worked;              /* this step did something */
+    bool worked, looked;      /* this step did something; it only told what there is */
     atomic_bool failed;       /* the device is gone: nothing runs any more */
     struct err failure;
 

@@ -35,7 +35,8 @@ static void inbox_take(struct engine *en)
         struct command *c = list;
         list = c->next;
         c->next = NULL;
-        en->worked |= c->type != CMD_ROOM;
+        en->worked |= c->type != CMD_ROOM && c->type != CMD_STAT;
+        en->looked |= c->type == CMD_STAT; /* no step: counting them adds none */
         command_run(en, &c);
     }
 }
@@ -73,7 +74,7 @@ static void stats_publish(struct engine *en)
 enum engine_state engine_step(struct engine *en)
 {
     MAGIC_OK(en, ENGINE_MAGIC);
-    en->worked = false;
+    en->worked = en->looked = false;
     inbox_take(en);       /* 1 opens, prompts, cancels, budgets, closes */
     answers_publish(en);  /*   to all of which the answers go now */
     tier_run(en);         /*   caches that leave or come back, a few blocks of them */
@@ -84,7 +85,7 @@ enum engine_state engine_step(struct engine *en)
     deliver_batch(en);    /* 6 text, stop rules, ends */
     budgets_check(en);    /* 7 no ceiling was broken */
     stats_publish(en);    /* 8 totals, and what this step's pass made, at once */
-    return en->worked ? ENGINE_RAN : ENGINE_IDLE;
+    return en->worked || en->looked ? ENGINE_RAN : ENGINE_IDLE;
 }
 
 /* Whether a session has work and only its reader keeps it. */

@@ -9,6 +9,7 @@
  *     serve,N sessions,tax_low_percent, tax_high_percent   the quartiles
  *     serve,N sessions,first_token_ms    from the call to the first token, median over sessions
  *     serve,N sessions,gap_p50_ms, gap_p99_ms   between two tokens of one session, once all have had their first
+ *     serve,N sessions,first_token_alone_ms, gap_alone_p50_ms   the same of the engine alone
  *     serve,N sessions,loop_us_per_token, loop_waited_us_per_token, loop_runs_per_token   processor time of the daemon's loop
  *                                        thread, time that it waited for a core, times that it got one; so engine_... (the
  *                                        engine's and what helps it), kernels_... (its team) and client_...
@@ -43,7 +44,7 @@ struct serve {
     struct dh *d;
     backcast *c;
     struct eh *engine;
-    struct samples first, gap, served, alone, tax;
+    struct samples first, gap, served, alone, tax, first_alone, gap_alone;
     struct thread_time daemon[THREADS_KINDS], client[THREADS_KINDS], engine_alone;
     uint64_t served_tokens, served_steps, alone_tokens, alone_steps;
 };
@@ -117,6 +118,8 @@ static double engine_run(struct serve *b, uint32_t n)
     uint64_t s[SERVE_SESSIONS_MAX];
     int32_t ids[PROMPT];
     struct generate_options o = eh_greedy(b->n_new);
+    uint64_t last[SERVE_SESSIONS_MAX] = {0};
+    uint32_t had[SERVE_SESSIONS_MAX] = {0}, begun = 0;
     bool all = false;
 
     for (uint32_t i = 0; i < n; i++)
@@ -133,9 +136,21 @@ static double engine_run(struct serve *b, uint32_t n)
     while (!all) {
         eh_step(b->engine);
         eh_collect(b->engine);
+        uint64_t now = clock_us();
         all = true;
-        for (uint32_t i = 0; i < n; i++)
-            all = all && eh_stream(b->engine, s[i])->n_ends > 0;
+        for (uint32_t i = 0; i < n; i++) {
+            const struct eh_stream *st = eh_stream(b->engine, s[i]);
+            all = all && st->n_ends > 0;
+            if (st->n_ids == had[i])
+                continue;
+            if (last[i] == 0)
+                sample(&b->first_alone, (double)(now - start) * 1e-3);
+            else if (begun == n)
+                sample(&b->gap_alone, (double)(now - last[i]) * 1e-3);
+            begun += last[i] == 0;
+            last[i] = now;
+            had[i] = st->n_ids;
+        }
     }
     uint64_t end = clock_us();
     threads_read(getpid(), t1);
@@ -177,7 +192,8 @@ static void count_run(struct serve *b, uint32_t n)
     memset(b->client, 0, sizeof b->client);
     memset(&b->engine_alone, 0, sizeof b->engine_alone);
     b->served_tokens = b->served_steps = b->alone_tokens = b->alone_steps = 0;
-    b->first.n = b->gap.n = b->served.n = b->alone.n = b->tax.n = 0;
+    b->first.n = b->gap.n = b->first_alone.n = b->gap_alone.n = b->served.n = b->alone.n =
+        b->tax.n = 0;
     uint32_t rounds = n > 8 ? (b->rounds + 2) / 3 : b->rounds; /* they take long */
     for (uint32_t i = 0; i < rounds; i++) {
         double served = 0, alone = 0; /* seconds a token */
@@ -200,6 +216,9 @@ static void count_run(struct serve *b, uint32_t n)
     printf("serve,%u sessions,first_token_ms,%.3f\n", n, samples_quantile(&b->first, 0.5));
     printf("serve,%u sessions,gap_p50_ms,%.3f\n", n, samples_quantile(&b->gap, 0.5));
     printf("serve,%u sessions,gap_p99_ms,%.3f\n", n, samples_quantile(&b->gap, 0.99));
+    printf("serve,%u sessions,first_token_alone_ms,%.3f\n", n,
+           samples_quantile(&b->first_alone, 0.5));
+    printf("serve,%u sessions,gap_alone_p50_ms,%.3f\n", n, samples_quantile(&b->gap_alone, 0.5));
     cost_print(b, n);
     fflush(stdout);
 }
