@@ -377,7 +377,7 @@ void replay_free(struct replay **r);
 void replay_begin(struct engine *en, struct session *s, struct replay **r); /* takes it */
 void replay_next(struct engine *en, struct session *s);
 void replay_stop(struct session *s);
-void replays_run(struct engine *en); /* those that cannot be done end */
+void replays_run(struct engine *en); /* those that cannot be done end, or are put off */
 /* The request that will go on when the rows are done is to end at once then. False: there is none. */
 bool replay_cancel(struct session *s, uint32_t reason);
 
@@ -550,6 +550,8 @@ int pressure_pages(struct engine *en, struct session *s, uint32_t pages, struct 
 bool pressure_waits(struct engine *en, struct session *s, const struct err *e);
 /* The same for what pressure_admits refused: only who leaves can help. */
 bool pressure_passes(struct engine *en, const struct session *s, const struct err *e);
+/* Whether s could take so many bytes more now, without anybody's giving. */
+bool pressure_room(const struct engine *en, const struct session *s, uint64_t bytes);
 void budgets_check(struct engine *en);
 
 /* positions.c */

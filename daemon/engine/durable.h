@@ -55,6 +55,7 @@ struct replay {
     uint32_t cancel;        /* 1 + reason: its client did not wait */
     struct err give_up;     /* code < 0: it is not tried again */
     struct err failed;      /* code < 0: the rows cannot be done */
+    uint64_t room;          /* put off: bytes of pages that it must find to be tried again */
 };
 
 /* ---- what a journal says (story.c) */

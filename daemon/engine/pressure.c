@@ -347,6 +347,11 @@ static bool may_keep(const struct engine *en, const struct session *s, uint64_t 
            seqcache_bytes_held(s->cache) + need <= share_reach(en, s);
 }
 
+bool pressure_room(const struct engine *en, const struct session *s, uint64_t bytes)
+{
+    return bytes <= bytes_left(en, s) && may_keep(en, s, bytes);
+}
+
 /* Pages that s may hold with so many rows more: those of its budget; but rows that it has forgotten in
  * pages of others make it grow only up to its share, then what is left of them is copied. */
 static uint32_t pages_most(const struct engine *en, const struct session *s, uint32_t rows)

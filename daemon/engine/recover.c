@@ -342,7 +342,7 @@ void recover_give_up(struct engine *en, struct session *s, const struct err *e)
         quarantine(en, key, e->text);
 }
 
-/* The snapshot did not come back whole: the journal has everything. */
+/* The snapshot did not come back whole, or there was no room for what the journal says: the journal has everything. */
 int recover_rebuild(struct engine *en, struct session *s, struct err *e)
 {
     char path[DISK_PATH_MAX];
@@ -363,8 +363,10 @@ int recover_rebuild(struct engine *en, struct session *s, struct err *e)
         rc = sess_state_apply(s, st.begin, 0, e);
     }
     if (rc == BC_OK) {
-        log_warn("engine.durable", "session %llu (%s): its snapshot is damaged: all is done again",
-                 (unsigned long long)s->id, s->name);
+        if (s->lodging.image != NULL)
+            log_warn("engine.durable",
+                     "session %llu (%s): its snapshot is damaged: all is done again",
+                     (unsigned long long)s->id, s->name);
         if (s->replay_after != NULL)
             st.r->cancel = s->replay_after->cancel;
         replay_free(&s->replay_after);

@@ -6,7 +6,10 @@
  *                                                                   ends with; a request that was under
  *                                                                   way goes on where it was
  *
- * Meanwhile the session is on its way (PLACE_COMING): whoever wants its cache waits. */
+ * Meanwhile the session is on its way (PLACE_COMING): whoever wants its cache waits. If there are no pages for its rows, and
+ * nobody gives any, it is put off: away with nothing but its journal (PLACE_AWAY without an image), like one whose snapshot
+ * finds no room. It is done again at its next use, or when as many pages are free as it had and missed; one after the other,
+ * so that two of them do not take them from each other. */
 #include "core.h"
 #include "log.h"
 #include <stdlib.h>
@@ -225,18 +228,91 @@ void replay_begin(struct engine *en, struct session *s, struct replay **pr)
     replay_next(en, s);
 }
 
+/* ---- no room for it ---- */
+
+static bool put_off(const struct session *s)
+{
+    return s->lodging.place == PLACE_AWAY && s->lodging.image == NULL;
+}
+
+/* The memory is full: neither the journal's fault nor the session's. */
+static bool no_room(const struct err *e)
+{
+    return e->code == BC_EBUDGET &&
+           (strcmp(e->field, "kv_memory") == 0 || strcmp(e->field, "uid_share") == 0);
+}
+
+static void replay_put_off(struct engine *en, struct session *s, const struct err *e)
+{
+    struct replay *r = s->replay;
+    if (s->req != NULL)
+        append_free(s);
+    r->room = seqcache_bytes_held(s->cache) + e->needed;
+    ledger_credit(&s->owner, LEDGER_prompts, r->booked);
+    free(r->ops); /* they will be read again */
+    free(r->ids);
+    free(r->blob.at);
+    r->ops = NULL;
+    r->ids = NULL;
+    r->blob = (struct bytes_out){0};
+    r->failed = (struct err){0};
+    s->replay = NULL;
+    s->replay_after = r;
+    seqcache_clear(s->cache);
+    evict_state_clear(s->ev);
+    s->lodging.place = PLACE_AWAY;
+    sess_state_take(s, r->end);
+    s->budget_bytes = budget_bytes(&r->end->params, pool_page_bytes(s->pool));
+    share_update(en);
+    durable_note(s, DURABLE_READY); /* if it never comes to it: this daemon did not end of it */
+    log_warn("engine.durable",
+             "session %llu (%s): %s; it is done again when there is room, or when it is used",
+             (unsigned long long)s->id, s->name, e->text);
+    en->tier.freed = true;
+    en->worked = true;
+    queue_face(en, s);
+    tier_waiting_refuse(en, s, e);
+}
+
+/* One of them, if it finds what it missed. */
+static void put_off_again(struct engine *en)
+{
+    struct session *first = NULL;
+    for (uint32_t i = 0; i < en->n_sessions; i++) {
+        struct session *s = en->list[i];
+        if (s->replay != NULL)
+            return;
+        if (put_off(s) && s->m->state == MODEL_READY && (first == NULL || s->id < first->id) &&
+            pressure_room(en, s, s->replay_after->room))
+            first = s;
+    }
+    struct err e = {0};
+    if (first != NULL && tier_fetch(en, first, &e) < 0) {
+        first->replay_after->room = UINT64_MAX; /* whoever uses it is told */
+        log_warn("engine.durable", "session %llu (%s): %s", (unsigned long long)first->id,
+                 first->name, e.text);
+    }
+}
+
 void replays_run(struct engine *en)
 {
-    for (uint32_t i = en->n_sessions; en->keeping.n > 0 && i-- > 0;) {
+    if (en->keeping.n == 0)
+        return;
+    for (uint32_t i = en->n_sessions; i-- > 0;) {
         struct session *s = en->list[i];
-        if (s->replay != NULL && s->replay->failed.code < 0) {
-            struct err e = s->replay->failed;
-            log_error("engine.durable", "session %llu (%s): %s", (unsigned long long)s->id, s->name,
-                      e.text);
-            recover_give_up(en, s, &e);
-            en->worked = true;
+        if (s->replay == NULL || s->replay->failed.code == BC_OK)
+            continue;
+        struct err e = s->replay->failed;
+        if (no_room(&e)) {
+            replay_put_off(en, s, &e);
+            continue;
         }
+        log_error("engine.durable", "session %llu (%s): %s", (unsigned long long)s->id, s->name,
+                  e.text);
+        recover_give_up(en, s, &e);
+        en->worked = true;
     }
+    put_off_again(en);
 }
 
 void replay_stop(struct session *s)

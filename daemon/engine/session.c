@@ -457,6 +457,8 @@ static const char *state_name(struct engine *en, struct session *s)
 static const char *tier_name(const struct session *s)
 {
     const struct lodging *l = &s->lodging;
+    if (l->place == PLACE_AWAY && l->image == NULL) /* put off: its journal */
+        return "disk";
     if (l->image == NULL || l->place == PLACE_LEAVING)
         return "memory";
     return l->image->kind == IMAGE_HOST ? "host" : "disk";

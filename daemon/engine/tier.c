@@ -201,6 +201,8 @@ void tier_run(struct engine *en)
 
 int tier_fetch(struct engine *en, struct session *s, struct err *e)
 {
+    if (s->lodging.image == NULL) /* it was put off: its journal has everything */
+        return recover_rebuild(en, s, e);
     struct transfer *t = transfer_new(en, s, false, WHY_TIER);
     if (t == NULL)
         return err_nomem(e, sizeof *t);

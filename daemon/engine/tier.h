@@ -95,8 +95,8 @@ struct transfer {
 /* A session's part. */
 struct lodging {
     enum place place;
-    struct transfer *transfer;               /* under way: leaving, coming, or copied for a save */
-    struct image *image;                     /* LEAVING, AWAY, COMING */
+    struct transfer *transfer; /* under way: leaving, coming, or copied for a save */
+    struct image *image;       /* LEAVING, AWAY, COMING; AWAY and NULL: put off (replay.c) */
     struct command *waiting, **waiting_tail; /* for the cache, oldest first */
 };
 

@@ -18,6 +18,8 @@ static void tweak(struct engine_options *o, void *arg)
     o->stop_snapshots_us = d->stop_snapshots_us;
     o->host_tier = d->host_tier;
     o->disk_tier = d->disk_tier;
+    o->kv_memory_max = o->kv_memory;
+    o->kv_memory = d->kv_memory != 0 ? d->kv_memory : o->kv_memory;
     o->score_rows = 30;
     o->prefill_chunk = 32;
 }

@@ -9,7 +9,8 @@ struct durable_setup {
     char *dir;                /* NULL: no state folder */
     const struct disk_io *io; /* NULL: the system's */
     uint64_t spill_after_us, stop_snapshots_us, host_tier, disk_tier;
-    const char *model; /* NULL: tiny-llama; "": none */
+    uint64_t kv_memory; /* 0: 64 MiB, to which it can be raised */
+    const char *model;  /* NULL: tiny-llama; "": none */
 };
 struct eh *durable_engine(const struct durable_setup *d); /* stepped by hand */
 

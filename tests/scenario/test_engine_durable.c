@@ -427,6 +427,128 @@ static void a_kill_while_a_budget_is_lowered(void **state)
 /* ---- ENDs ---- */
 
 /* Steps until n tokens of the answer are out; a step takes a millisecond. */
+/* ---- a next daemon with less memory ---- */
+
+static struct session *named(struct eh *h, const char *name)
+{
+    struct session *s = sess_named(h->en, EH_UID, name);
+    assert_non_null(s);
+    return s;
+}
+
+/* Two sessions of three pages each, the first one's second answer under way; a copy as a kill leaves it. */
+static uint64_t two_left(char copy[FOLDER_PATH], const struct eh_ask *a)
+{
+    char dir[FOLDER_PATH];
+    struct eh_ask one = *a, two = *a;
+    one.durable = two.durable = true;
+    one.name = "one";
+    two.name = "two";
+    folder_fresh(dir, root, "both");
+    folder_fresh(copy, root, "copy");
+    struct eh *h = engine_on(dir);
+    uint64_t t = eh_session(h, &two), s = eh_session(h, &one);
+    struct generate_options o = eh_greedy(5);
+    eh_ids(h, t, prompt + 1000, 150, &o);
+    eh_run_to_end(h, t);
+    ask(h, s, 0);
+    eh_run_to_end(h, s);
+    ask(h, s, 1);
+    while (eh_stream(h, s)->n_ids < NEW + 30)
+        eh_step(h);
+    folder_copy(dir, copy);
+    uint64_t page = pool_page_bytes(named(h, "one")->pool);
+    assert_true(seqcache_pages(named(h, "one")->cache) == 3);
+    assert_true(seqcache_pages(named(h, "two")->cache) == 3);
+    eh_close(&h);
+    return page;
+}
+
+/* A daemon with room for neither beside the other. */
+static struct eh *two_put_off(char copy[FOLDER_PATH], uint64_t page, uint64_t stop_snapshots_us)
+{
+    struct eh *h = durable_engine(&(struct durable_setup){.dir = copy,
+                                                          .kv_memory = 4 * page,
+                                                          .stop_snapshots_us = stop_snapshots_us});
+    eh_run(h);
+    assert_int_equal(h->en->n_sessions, 2);
+    assert_int_equal(models_held(h->en), 0);
+    assert_int_equal(named(h, "one")->lodging.place, PLACE_AWAY);
+    assert_int_equal(named(h, "two")->lodging.place, PLACE_AWAY);
+    return h;
+}
+
+/* Nobody gives: both wait, and are told so when they are used; when one is closed, the other comes back by itself, and its
+ * answer goes on. */
+static void what_finds_no_room_is_put_off(void **state)
+{
+    (void)state;
+    static const struct eh_ask a = {.policy = "none"};
+    struct generate_options o = options_of(2);
+    struct truth t;
+    char copy[FOLDER_PATH];
+    truth_make(&t, &a);
+    uint64_t page = two_left(copy, &a);
+    for (uint32_t i = 0; i <= DURABLE_ATTEMPTS_MAX; i++) { /* no daemon ends of it */
+        struct eh *h = two_put_off(copy, page, i % 2 == 0 ? 0 : 1000000);
+        eh_close(&h);
+    }
+    struct eh *h = two_put_off(copy, page, 0);
+    uint64_t one = eh_attach(h, "one"), two = eh_attach(h, "two");
+    struct eh_stream *st = eh_stream(h, one);
+    assert_true(st->busy && st->n_ends == 0);
+    const struct err *e =
+        eh_expect_error(h, eh_post_ids(h, two, prompt, 5, &o), BC_EBUDGET, "kv_memory");
+    assert_true(e->needed > e->available);
+    eh_run(h);
+    assert_int_equal(named(h, "two")->lodging.place, PLACE_AWAY);
+    eh_close_session(h, two);
+    eh_run(h);
+    assert_int_equal(named(h, "one")->lodging.place, PLACE_HERE);
+    assert_int_equal(st->n_ends, 1);
+    stream_check(&t, st, "put off");
+    assert_int_equal(st->streams[st->n_ids - 1] + 1, t.n - NEW - 60);
+    eh_close_session(h, one);
+    eh_close(&h);
+    assert_int_equal(folder_files(copy), 0);
+}
+
+static void raise_memory(struct eh *h, uint64_t kv_memory)
+{
+    struct command *c = eh_command(h, CMD_LIMITS, 0);
+    c->admin = true;
+    c->u.limits.kv_memory = kv_memory;
+    eh_expect(h, eh_post(h, c), REP_DONE);
+    eh_run(h);
+}
+
+/* With more memory both come back, each to what it was; who did not wait for its answer is not given one. */
+static void what_was_put_off_comes_with_the_room(void **state)
+{
+    (void)state;
+    static const struct eh_ask a = {.policy = "none"};
+    char copy[FOLDER_PATH], whole[FOLDER_PATH];
+    uint64_t page = two_left(copy, &a);
+    folder_fresh(whole, root, "whole");
+    folder_copy(copy, whole);
+    struct eh *h = two_put_off(copy, page, 0), *g = engine_on(whole);
+    uint64_t one = eh_attach(h, "one"), two = eh_attach(h, "two");
+    uint64_t its = eh_attach(g, "two");
+    eh_run(g);
+    eh_expect(h, eh_post(h, eh_command(h, CMD_CANCEL, one)), REP_DONE);
+    raise_memory(h, 5 * page); /* for one of them; who comes first is left where it is */
+    assert_true(named(h, "one")->lodging.place == PLACE_AWAY ||
+                named(h, "two")->lodging.place == PLACE_AWAY);
+    raise_memory(h, 8 * page);
+    assert_int_equal(named(h, "one")->lodging.place, PLACE_HERE);
+    assert_int_equal(eh_stream(h, one)->n_ends, 1);
+    assert_int_equal(eh_stream(h, one)->end.u.end.reason, END_CANCELLED);
+    sessions_equal(g, its, h, two, "put off");
+    answers_equal(g, its, h, two, prompt, 20, 10, "put off");
+    eh_close(&g);
+    eh_close(&h);
+}
+
 static void slow_steps(struct eh *h, const struct eh_stream *st, uint32_t n)
 {
     while (st->n_ids < n && st->n_ends == st->ends_waited) {
@@ -514,6 +636,8 @@ int main(void)
         cmocka_unit_test(a_damaged_snapshot_is_not_used),
         cmocka_unit_test(a_snapshot_ahead_of_its_journal_is_not_used),
         cmocka_unit_test(a_snapshot_comes_back_under_another_budget),
+        cmocka_unit_test(what_finds_no_room_is_put_off),
+        cmocka_unit_test(what_was_put_off_comes_with_the_room),
         cmocka_unit_test(a_kill_while_a_budget_is_lowered),
         cmocka_unit_test(an_end_has_the_time_of_all_daemons),
         cmocka_unit_test(an_end_knows_what_was_adopted),
