@@ -155,6 +155,21 @@ INLINE void sub_add(const struct kind k, const struct pass p, const struct act_a
     }
 }
 
+INLINE void acc_load(const struct pass p, const float *at, const size_t stride,
+                     __m256 acc[2][PASS_ROWS])
+{
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < p.n * p.n_h; i++)
+        acc[i / p.n][i % p.n] = _mm256_loadu_ps(at + i % p.n * stride + i / p.n * 8);
+}
+
+INLINE void acc_store(const struct pass p, float *at, const size_t stride, __m256 acc[2][PASS_ROWS])
+{
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < p.n * p.n_h; i++)
+        _mm256_storeu_ps(at + i % p.n * stride + i / p.n * 8, acc[i / p.n][i % p.n]);
+}
+
 /* The rows of p from row `first` of the tile on, halves from `half` on. Eight sums leave no registers for acc: then the
  * compiler keeps it in memory, where it costs least. */
 INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t first, unsigned half,
@@ -166,9 +181,7 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
     float *at = t->acc + first * t->acc_stride + half * 8;
     struct act_at x = act_first(t->x, t->row + first);
     __m256 acc[2][PASS_ROWS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < p.n * p.n_h; i++)
-        acc[i / p.n][i % p.n] = _mm256_loadu_ps(at + i % p.n * t->acc_stride + i / p.n * 8);
+    acc_load(p, at, t->acc_stride, acc);
     for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
         __m256i sum[2][PASS_ROWS];
 #pragma GCC unroll 2
@@ -178,9 +191,39 @@ INLINE void rows_run(const struct kind k, const struct q8_tile *t, uint32_t firs
         }
         act_next(k, &x);
     }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < p.n * p.n_h; i++)
-        _mm256_storeu_ps(at + i % p.n * t->acc_stride + i / p.n * 8, acc[i / p.n][i % p.n]);
+    acc_store(p, at, t->acc_stride, acc);
+}
+
+/* The same for n rows, a multiple of p.n, block by block: all of them meet a block before the next one is read, so memory is
+ * asked for evenly, and later ones are asked for meanwhile. */
+INLINE void blocks_run(const struct kind k, const struct q8_tile *t, const uint32_t n,
+                       const struct pass p, const struct consts *c)
+{
+    const size_t bytes = k.codes == BYTE ? 512 : 256, stride = t->acc_stride;
+    const uint8_t *codes = t->codes;
+    const float *d = t->d, *m = k.has_min ? t->m : d;
+    struct act_at x = act_first(t->x, t->row);
+    for (uint32_t b = 0; b < t->n_blocks; b++, codes += bytes) {
+        struct act_at at = x;
+        ahead_ask(t, b);
+        for (uint32_t r = 0; r < n; r += p.n, at = act_down(at, p.n))
+            for (unsigned half = 0; half < 2; half += p.n_h) {
+                float *to = t->acc + r * stride + half * 8;
+#pragma GCC unroll 2
+                for (unsigned s = 0; s < k.n_sub; s++) {
+                    const size_t scale = s * CPU_LANES + half * 8;
+                    __m256i sum[2][PASS_ROWS];
+                    __m256 acc[2][PASS_ROWS];
+                    dots(k, p, codes + half * 32, &at, s, c, sum);
+                    acc_load(p, to, stride, acc);
+                    sub_add(k, p, &at, s, sum, d + scale, m + scale, c, acc);
+                    acc_store(p, to, stride, acc);
+                }
+            }
+        d += k.n_sub * CPU_LANES;
+        m += k.n_sub * CPU_LANES;
+        act_next(k, &x);
+    }
 }
 
 INLINE void tile_run(const struct kind k, const struct q8_tile *t)
@@ -192,6 +235,10 @@ INLINE void tile_run(const struct kind k, const struct q8_tile *t)
     uint32_t r = 0;
     /* 4-bit codes have few instructions between two sums: there a spread activation pays for both halves. */
     const unsigned n_h = k.codes == NIB && !k.wide ? 2 : 1;
+    if (t->ahead_step && t->n_rows > CPU_AHEAD_ROWS) {
+        r = t->n_rows / PASS_ROWS * PASS_ROWS;
+        blocks_run(k, t, r, (struct pass){PASS_ROWS, n_h}, &c);
+    }
     for (; r + PASS_ROWS <= t->n_rows; r += PASS_ROWS)
         for (unsigned half = 0; half < 2; half += n_h)
             rows_run(k, t, r, half, (struct pass){PASS_ROWS, n_h}, &c);

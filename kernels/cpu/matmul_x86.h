@@ -75,6 +75,12 @@ INLINE struct act_at act_first(const void *blocks, uint32_t row)
     return (struct act_at){x->a[row], (const char *)x + row * sizeof(float)};
 }
 
+/* n rows further on in the same block. */
+INLINE struct act_at act_down(struct act_at x, uint32_t n)
+{
+    return (struct act_at){x.a + n * KN_INT8_BLOCK, x.rest + n * sizeof(float)};
+}
+
 INLINE void act_next(const struct kind k, struct act_at *x)
 {
     const size_t step = k.wide ? sizeof(struct act_wide) : sizeof(struct act_block);
