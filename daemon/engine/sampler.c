@@ -58,6 +58,43 @@ static float clean(float x)
     return isnan(x) ? -INFINITY : x;
 }
 
+/* Of eight neighbours each, so that the compiler may take them side by side. */
+#define LARGEST_LANES 8
+#define LARGEST_PIECE 64
+
+/* The greatest of a piece, but for NaN; -inf if there is no other. */
+static float piece_max(const float *x)
+{
+    float max[LARGEST_LANES], all = -INFINITY;
+    for (int lane = 0; lane < LARGEST_LANES; lane++)
+        max[lane] = -INFINITY;
+    for (int i = 0; i < LARGEST_PIECE; i += LARGEST_LANES)
+        for (int lane = 0; lane < LARGEST_LANES; lane++)
+            max[lane] = x[i + lane] > max[lane] ? x[i + lane] : max[lane];
+    for (int lane = 0; lane < LARGEST_LANES; lane++)
+        all = max[lane] > all ? max[lane] : all;
+    return all;
+}
+
+/* The lowest index of the largest value, NaN counted as -inf; 0 if all are. Only pieces that hold a larger one than those
+ * before them are looked through, a dozen of a vocabulary. */
+static uint32_t largest(const float *x, uint32_t n)
+{
+    uint32_t best = 0;
+    float max = -INFINITY;
+    for (uint32_t from = 0; from < n; from += LARGEST_PIECE) {
+        uint32_t end = BC_MIN(from + LARGEST_PIECE, n);
+        if (end - from == LARGEST_PIECE && !(piece_max(x + from) > max))
+            continue;
+        for (uint32_t i = from; i < end; i++)
+            if (x[i] > max) {
+                max = x[i];
+                best = i;
+            }
+    }
+    return best;
+}
+
 /* Copies the logits, penalises what was said lately, and finds the lowest id of the largest one. */
 static uint32_t prepare(struct sampler *s, const struct generate_options *opt, const float *logits,
                         const int32_t *recent, uint32_t n_recent)
@@ -72,11 +109,7 @@ static uint32_t prepare(struct sampler *s, const struct generate_options *opt, c
             if (s->logit[id] == l) /* else it was penalised already */
                 s->logit[id] = l > 0 ? l / opt->repeat_penalty : l * opt->repeat_penalty;
         }
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < s->n_vocab; i++)
-        if (s->logit[i] > s->logit[best])
-            best = i;
-    return best;
+    return largest(s->logit, s->n_vocab);
 }
 
 static bool goes_before(const struct sampler *s, uint32_t a, uint32_t b)
@@ -121,6 +154,8 @@ static uint32_t pop_nucleus(struct sampler *s, const struct generate_options *op
 int32_t sampler_pick(struct sampler *s, const struct generate_options *opt, const float *logits,
                      const int32_t *recent, uint32_t n_recent, uint64_t stream)
 {
+    if (opt->temperature == 0 && opt->repeat_penalty == 1)
+        return (int32_t)largest(logits, s->n_vocab);
     uint32_t best = prepare(s, opt, logits, recent, n_recent), n = 0;
     float max = s->logit[best];
     if (opt->temperature == 0 || isinf(max))

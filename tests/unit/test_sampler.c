@@ -87,6 +87,38 @@ static void broken_logits_do_not_break_the_sampler(void **state)
     assert_true(isinf(sampler_logprob(l, V, 3, 5, top)));
 }
 
+/* Few different values, so ties everywhere, and NaN and infinities among them: a plain search from the front says who wins,
+ * with a penalty of 1 and with one that no token gets. */
+static void greedy_is_a_plain_search(void **state)
+{
+    (void)state;
+    enum { N = 64 * 5 + 7 };
+    static const float odd[] = {NAN, -INFINITY, -0.0f, 0.0f};
+    struct sampler wide;
+    struct err e = {0};
+    uint32_t x = 99;
+    float l[N];
+    assert_int_equal(sampler_open(&wide, N, &e), BC_OK);
+    for (int round = 0; round < 2000; round++) {
+        uint32_t best = 0;
+        float max = -INFINITY;
+        for (uint32_t i = 0; i < N; i++) {
+            x = x * 1664525u + 1013904223u;
+            uint32_t v = (x >> 16) % (20 + (uint32_t)round);
+            l[i] = v < 4 ? odd[v] : (float)v - 100;
+            if (l[i] > max) {
+                max = l[i];
+                best = i;
+            }
+        }
+        struct generate_options o = options(0);
+        assert_int_equal(sampler_pick(&wide, &o, l, NULL, 0, 1), best);
+        o.repeat_penalty = 1.5f;
+        assert_int_equal(sampler_pick(&wide, &o, l, NULL, 0, 1), best);
+    }
+    sampler_close(&wide);
+}
+
 /* Chi-square of the draws against the probabilities p [V] (0: must never come). */
 static void check_draws(const struct generate_options *o, const double *p)
 {
@@ -304,6 +336,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_takes_the_largest_and_the_lowest_id_of_a_tie),
+        cmocka_unit_test(greedy_is_a_plain_search),
         cmocka_unit_test(broken_logits_do_not_break_the_sampler),
         cmocka_unit_test(draws_follow_the_softmax_at_each_temperature),
         cmocka_unit_test(top_k_top_p_and_min_p_cut_what_they_say),
