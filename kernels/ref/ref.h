@@ -29,7 +29,7 @@ union ref_lanes {
     float f[REF_LANES];
 };
 
-/* memory.c */
+/* memory.c, arena.c */
 int ref_buf_alloc(struct kn *kn, size_t bytes, void **ret);
 void ref_buf_free(struct kn *kn, void *buf, size_t bytes);
 void ref_upload(struct kn *kn, void *dst_device, const void *src_host, size_t bytes);

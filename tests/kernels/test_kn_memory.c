@@ -1,5 +1,7 @@
 /* Opening backends, buffers, arenas, and the counters: exact to the byte at every step. */
 #include "kernels_compare.h"
+#include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* An allocation that no machine can give is part of these tests: sanitizers must refuse it like
@@ -201,6 +203,201 @@ static void released_pages_go_back_to_the_system(void **state)
     free(data);
 }
 
+/* ---- pages on huge pages of the system */
+
+#define WORLD_PAGES 48u
+
+/* An arena beside what it should hold: a committed page is full of its own byte. */
+struct world {
+    struct kn *kn;
+    uint8_t *base;
+    size_t stride, committed, start; /* start: resident bytes before */
+    uint8_t full[WORLD_PAGES];       /* the byte; 0: not committed */
+    uint8_t next;
+};
+
+static void world_check(const struct world *w, uint32_t page)
+{
+    const uint8_t *at = w->base + page * w->stride;
+    if (w->full[page] == 0)
+        return;
+    for (size_t i = 0; i < w->stride; i++)
+        if (at[i] != w->full[page])
+            fail_msg("%s, pages of %zu: byte %zu of page %u is %u, not %u", kc_name(w->kn),
+                     w->stride, i, page, at[i], w->full[page]);
+}
+
+static void world_commit(struct world *w, uint32_t page, bool write)
+{
+    uint8_t *at = w->base + page * w->stride;
+    assert_int_equal(w->kn->ops->arena_commit(w->kn, w->base, w->stride, page), KN_OK);
+    w->committed += w->stride;
+    for (size_t i = 0; write && i < w->stride; i++)
+        if (at[i] != 0)
+            fail_msg("%s, pages of %zu: byte %zu of page %u is not 0 but %u", kc_name(w->kn),
+                     w->stride, i, page, at[i]);
+    w->next = (uint8_t)(w->next % 255 + 1);
+    memset(at, w->next, write ? w->stride : 1);
+    w->full[page] = write ? w->next : 0;
+}
+
+static void world_release(struct world *w, uint32_t page)
+{
+    world_check(w, page);
+    w->kn->ops->arena_release(w->kn, w->base, w->stride, page);
+    w->full[page] = 0;
+    w->committed -= w->stride;
+}
+
+/* Regions of 2 MiB come together and fall apart under pages of all sizes: every page keeps its bytes, a new one
+ * is zero, and the process never holds more than what is committed (and what it held before). */
+static void pages_keep_their_bytes_in_any_order(void **state)
+{
+    (void)state;
+    static const size_t strides[] = {4096, 12288, 348160, 1474560, 2097152, 3149824, 5242880};
+    const size_t room = 6 << 20; /* scratch; what tests and sanitizers take beside */
+    for (size_t s = 0; s < KC_LEN(strides); s++) {
+        struct kc_rng r = {.state = s + 1};
+        struct world w = {.kn = kc_all.kn[0], .stride = strides[s], .start = resident_bytes()};
+        void *base = NULL;
+        bool out[WORLD_PAGES] = {false};
+        assert_int_equal(w.kn->ops->arena_open(w.kn, w.stride, WORLD_PAGES, &base), KN_OK);
+        w.base = base;
+        for (uint32_t page = 0; page < WORLD_PAGES / 2; page++) { /* as a long prompt does */
+            world_commit(&w, page, true);
+            out[page] = true;
+        }
+        for (uint32_t i = 0; i < 150; i++) {
+            uint32_t page = kc_below(&r, WORLD_PAGES), run = 1 + kc_below(&r, 4);
+            bool was = out[page];
+            for (; run > 0 && page < WORLD_PAGES && out[page] == was; run--, page++) {
+                if (was)
+                    world_release(&w, page);
+                else
+                    world_commit(&w, page, kc_below(&r, 4) > 0);
+                out[page] = !was;
+            }
+            world_check(&w, kc_below(&r, WORLD_PAGES));
+            assert_int_equal(w.kn->bytes_arena, w.committed);
+            assert_true(resident_bytes() <= w.start + w.committed + room);
+        }
+        for (uint32_t page = 0; page < WORLD_PAGES; page++)
+            world_check(&w, page);
+        w.kn->ops->arena_close(w.kn, base, w.stride, WORLD_PAGES);
+        assert_int_equal(w.kn->bytes_arena, 0);
+    }
+}
+
+struct reader {
+    const uint8_t *at;
+    size_t bytes;
+    uint8_t value;
+    _Atomic uint32_t rounds;
+    _Atomic bool stop, differs;
+};
+
+static void *read_on(void *arg)
+{
+    struct reader *r = arg;
+    do {
+        for (size_t i = 0; i < r->bytes; i += 61)
+            if (((const volatile uint8_t *)r->at)[i] != r->value)
+                r->differs = true;
+        r->rounds++;
+    } while (!r->stop);
+    return NULL;
+}
+
+/* While one page is read, its neighbours come and go, and the memory of its first and last bytes changes places. */
+static void who_reads_a_page_sees_its_bytes_all_the_time(void **state)
+{
+    (void)state;
+    struct world w = {.kn = kc_all.kn[0], .stride = 1474560};
+    void *base = NULL;
+    pthread_t t;
+    assert_int_equal(w.kn->ops->arena_open(w.kn, w.stride, 4, &base), KN_OK);
+    w.base = base;
+    world_commit(&w, 1, true);
+    struct reader r = {.at = w.base + w.stride, .bytes = w.stride, .value = w.full[1]};
+    assert_int_equal(pthread_create(&t, NULL, read_on, &r), 0);
+    for (uint32_t i = 0; i < 60 || r.rounds < 60; i++) {
+        static const uint32_t pages[] = {0, 2, 3};
+        for (size_t p = 0; p < KC_LEN(pages); p++)
+            world_commit(&w, pages[p], true);
+        for (size_t p = 0; p < KC_LEN(pages); p++)
+            world_release(&w, pages[(p + i) % KC_LEN(pages)]);
+    }
+    r.stop = true;
+    pthread_join(t, NULL);
+    assert_false(r.differs);
+    w.kn->ops->arena_close(w.kn, base, w.stride, 4);
+}
+
+/* AnonHugePages of the mappings from `from` to `to`, in bytes. */
+static size_t huge_bytes(const void *from, const void *to)
+{
+    char line[256];
+    size_t sum = 0, kb;
+    uintptr_t at = 0, end;
+    FILE *f = fopen("/proc/self/smaps", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        uintptr_t a;
+        if (sscanf(line, "%lx-%lx ", &a, &end) == 2)
+            at = a;
+        else if (at >= (uintptr_t)from && at < (uintptr_t)to &&
+                 sscanf(line, "AnonHugePages: %zu kB", &kb) == 1)
+            sum += kb << 10;
+    }
+    fclose(f);
+    return sum;
+}
+
+/* Whether the system has a huge page for who asks for one. */
+static bool system_has_huge(void)
+{
+    size_t two = 2 << 20;
+    uint8_t *at = mmap(NULL, 2 * two, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(at != MAP_FAILED);
+    (void)madvise(at, 2 * two, MADV_HUGEPAGE);
+    memset(at, 1, 2 * two);
+    bool has = huge_bytes(at, at + 2 * two) > 0;
+    munmap(at, 2 * two);
+    return has;
+}
+
+/* What is whole and committed is on huge pages, whatever came before; what is not is not. */
+static void whole_regions_are_huge(void **state)
+{
+    (void)state;
+    const size_t two = 2 << 20;
+    struct world w = {.kn = kc_all.kn[0], .stride = 1474560};
+    uint32_t n = 16, whole = (uint32_t)(n * w.stride / two); /* 11 regions and a quarter */
+    size_t most = 0;
+    if (!system_has_huge())
+        skip();
+    for (int round = 0; round < 3; round++) {
+        void *base = NULL;
+        assert_int_equal(w.kn->ops->arena_open(w.kn, w.stride, n, &base), KN_OK);
+        w.base = base;
+        uint8_t *end = w.base + n * w.stride;
+        for (uint32_t page = 0; page < n; page++) /* the second time from the last to the first */
+            world_commit(&w, round == 1 ? n - 1 - page : page, true);
+        size_t huge = huge_bytes(base, end);
+        assert_true(huge <= whole * two);
+        most = huge > most ? huge : most;
+        world_release(&w, 5); /* bytes 7,372,800 to 8,847,360: of regions 3 and 4 */
+        assert_true(huge_bytes(base, end) <= (whole - 2) * two);
+        for (uint32_t page = 0; page < n; page++)
+            if (page != 5)
+                world_release(&w, page);
+        assert_int_equal(huge_bytes(base, end), 0);
+        w.kn->ops->arena_close(w.kn, base, w.stride, n);
+    }
+    /* In one round at least: a system that is short of huge pages may have none for a while. */
+    assert_int_equal(most, whole * two);
+}
+
 static void misshapen_arenas_are_refused(void **state)
 {
     (void)state;
@@ -222,6 +419,9 @@ int main(void)
         cmocka_unit_test(threads_are_what_was_asked),
         cmocka_unit_test(buffers_are_zeroed_aligned_and_counted),
         cmocka_unit_test(arenas_hold_what_is_committed),
+        cmocka_unit_test(pages_keep_their_bytes_in_any_order),
+        cmocka_unit_test(who_reads_a_page_sees_its_bytes_all_the_time),
+        cmocka_unit_test(whole_regions_are_huge),
         cmocka_unit_test(released_pages_go_back_to_the_system),
         cmocka_unit_test(misshapen_arenas_are_refused),
     };
