@@ -34,7 +34,6 @@
 #define ARENA_MAGIC 0x61726e61u
 #define REGION ((size_t)2 << 20)
 #define REGION_NONE SIZE_MAX
-#define UNITS_MAX (REGION / 4096)
 /* A region that could not be gathered costs some 4 KiB of clearing and three calls: so many pages go by
  * before the next try. */
 #define HOLDOFF_PAGES 64
@@ -50,10 +49,10 @@ struct arena {
     uint32_t n_pages, n_committed;
     uint32_t holdoff; /* pages to commit before a region is gathered again */
     size_t stride, unit, n_regions;
-    size_t torn;        /* the region that was torn last and is not mended, or REGION_NONE */
-    uint8_t *committed; /* a bit a page */
-    uint8_t *huge;      /* a bit a region: gathered, and not mended since */
-    uint8_t *base, *scratch;
+    size_t torn;             /* the region that was torn last and is not mended, or REGION_NONE */
+    uint8_t *committed;      /* a bit a page */
+    uint8_t *huge;           /* a bit a region: gathered, and not mended since */
+    uint8_t *base, *scratch; /* scratch NULL: no region is gathered (any more) */
     void *map;
     size_t map_bytes;
 };
@@ -117,29 +116,30 @@ static bool scratch_is_huge(struct arena *a)
     return mincore(a->scratch + REGION - a->unit, a->unit, &there) == 0 && (there & 1);
 }
 
-/* Copies what of region memory is there (units of memory, by mincore's table) from one place to the other. */
-static void units_copy(const struct arena *a, uint8_t *to, const uint8_t *from,
-                       const unsigned char *there)
+/* What region r holds beside a page, from where the region stands at `from` to where it shall at `to`. */
+static void region_copy(const struct arena *a, size_t r, uint32_t page, uint8_t *to,
+                        const uint8_t *from)
 {
-    for (size_t u = 0; u < REGION / a->unit; u++)
-        if (there[u] & 1)
-            memcpy(to + u * a->unit, from + u * a->unit, a->unit);
+    size_t start = r * REGION, end = start + REGION;
+    size_t before = KN_MAX(page * a->stride, start), behind = KN_MIN((page + 1) * a->stride, end);
+    memcpy(to, from, before - start);
+    memcpy(to + (behind - start), from + (behind - start), end - behind);
 }
 
-/* What region r holds, on a huge page. Nothing is lost if that fails: it stays as it was, or is made anew of
- * small pages when the system took it away and then had no room for the other. */
-static void region_gather(struct arena *a, size_t r)
+/* What region r holds, on a huge page; `fresh`, which was committed last and has a part in it, is zeros still. Nothing is lost
+ * if that fails: the region stays as it was, or is made anew of small pages when the system took it away and then had no room
+ * for the other. */
+static void region_gather(struct arena *a, size_t r, uint32_t fresh)
 {
     uint8_t *at = a->base + r * REGION;
-    unsigned char there[UNITS_MAX];
-    if (!scratch_is_huge(a) || mincore(at, REGION, there) != 0)
+    if (!scratch_is_huge(a))
         goto small;
-    units_copy(a, a->scratch, at, there);
+    region_copy(a, r, fresh, a->scratch, at);
     if (mremap(a->scratch, REGION, REGION, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, at) !=
         at) {
         kn_assert(mmap(at, REGION, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == at);
-        units_copy(a, at, a->scratch, there);
+        region_copy(a, r, fresh, at, a->scratch);
         goto small;
     }
     bit_set(a->huge, r, true);
@@ -147,7 +147,8 @@ static void region_gather(struct arena *a, size_t r)
         a->torn = REGION_NONE;
     return;
 small:
-    (void)scratch_reset(a);
+    if (!scratch_reset(a)) /* it may hold what was copied */
+        a->scratch = NULL;
     a->holdoff = HOLDOFF_PAGES;
 }
 
@@ -227,7 +228,7 @@ int ref_arena_open(struct kn *kn, size_t stride, uint32_t n_pages, void **ret_ba
                         .scratch = base + n_regions * REGION,
                         .map = map,
                         .map_bytes = total};
-    if (!scratch_reset(a) || REGION / unit > UNITS_MAX)
+    if (!scratch_reset(a))
         a->scratch = NULL;
     *ret_base = base;
     return KN_OK;
@@ -246,7 +247,7 @@ int ref_arena_commit(struct kn *kn, void *base, size_t stride, uint32_t page)
     size_t r = page * stride / REGION, last = ((page + 1) * stride - 1) / REGION;
     for (; r <= last; r++)
         if (a->scratch && a->holdoff == 0 && region_is_whole(a, r))
-            region_gather(a, r);
+            region_gather(a, r, page);
     return KN_OK;
 }
 
