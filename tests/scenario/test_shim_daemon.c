@@ -103,37 +103,62 @@ static double overlap(const struct shim_answer *a, const struct shim_answer *b)
     return (double)same / a->n_first;
 }
 
-/* A prompt of 96 rows goes through half-precision products here, through integers on the CPU. Kept sets differ where two
- * scores lie within that error of each other: four rows of 48 at most. */
+/* One model, on the device and on the CPU. */
+struct pair {
+    struct dh *d[2];
+    backcast *c[2];
+};
+
+static void pair_start(struct pair *p, const char *model)
+{
+    static const char *const backends[] = {"simt", "cpu"};
+    for (int k = 0; k < 2; k++) {
+        p->d[k] = shim_start(backends[k], model, NULL);
+        p->c[k] = dh_connect(p->d[k]);
+    }
+}
+
+static void pair_stop(struct pair *p)
+{
+    for (int k = 0; k < 2; k++) {
+        backcast_disconnect(&p->c[k]);
+        dh_stop(&p->d[k]);
+    }
+}
+
+/* A prompt of 96 rows goes through half-precision products on the device, through integers on the CPU. Kept sets differ where
+ * two scores lie within that error of each other: four rows of 48 at most. */
+static void pair_keeps(const struct pair *p, const char *policy, const char *kv_type)
+{
+    static struct shim_answer a[2];
+    int32_t ids[96];
+    struct backcast_session_options so = answer_budget(policy, 64);
+    so.kv_type = kv_type;
+    so.keep_tokens = 48;
+    so.frozen_tokens = 2;
+    so.recent_tokens = 6;
+    ids_make(ids, 96, 5);
+    for (int k = 0; k < 2; k++) {
+        shim_ask(p->c[k], &so, ids, 96, 8, &a[k]);
+        assert_string_equal(a[k].a.reason, "length");
+        assert_int_equal(a[k].a.n_ids, 8);
+    }
+    double part = overlap(&a[0], &a[1]);
+    if (part < 44.0 / 48)
+        fail_msg("%s, %s: %.1f %% of the kept rows are the same", kv_type, policy, 100 * part);
+    for (int k = 0; k < 2; k++)
+        answer_free(&a[k].a);
+}
+
 static void halves_keep_what_the_cpu_keeps(void **state)
 {
     (void)state;
     static const char *const policies[] = {"counter_causal", "counter_causal_fast", "tova", "h2o"};
-    static struct shim_answer a[2];
-    int32_t ids[96];
-    ids_make(ids, 96, 5);
-    struct dh *d[2] = {shim_start("simt", "tiny-llama-q4_1.gguf", NULL),
-                       shim_start("cpu", "tiny-llama-q4_1.gguf", NULL)};
-    backcast *c[2] = {dh_connect(d[0]), dh_connect(d[1])};
-    for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
-        struct backcast_session_options so = answer_budget(policies[i], 64);
-        so.keep_tokens = 48;
-        so.frozen_tokens = 2;
-        so.recent_tokens = 6;
-        for (int k = 0; k < 2; k++) {
-            shim_ask(c[k], &so, ids, 96, 4, &a[k]);
-            assert_string_equal(a[k].a.reason, "length");
-        }
-        double part = overlap(&a[0], &a[1]);
-        if (part < 44.0 / 48)
-            fail_msg("%s: %.1f %% of the kept rows are the same", policies[i], 100 * part);
-        answer_free(&a[0].a);
-        answer_free(&a[1].a);
-    }
-    for (int k = 0; k < 2; k++) {
-        backcast_disconnect(&c[k]);
-        dh_stop(&d[k]);
-    }
+    struct pair p;
+    pair_start(&p, "tiny-llama-q4_1.gguf");
+    for (size_t i = 0; i < ARRAY_LEN(policies); i++)
+        pair_keeps(&p, policies[i], "f16");
+    pair_stop(&p);
 }
 
 /* Pages of bf16 and q8_0 hold the same bytes here as on the CPU, but for what products in halves change. */
@@ -143,42 +168,22 @@ static void other_kv_types_keep_what_the_cpu_keeps(void **state)
     static const struct {
         const char *model, *kv_type; /* heads of q8_0 must have 32 values */
     } cases[] = {{"tiny-llama-q4_1.gguf", "bf16"}, {"tiny-qwen3.gguf", "q8_0"}};
-    static const char *const policies[] = {"counter_causal", "counter_causal_fast"};
     static struct shim_answer a[2];
-    int32_t ids[96];
-    ids_make(ids, 96, 5);
+    int32_t ids[40];
+    ids_make(ids, 40, 5);
     for (size_t m = 0; m < ARRAY_LEN(cases); m++) {
-        struct dh *d[2] = {shim_start("simt", cases[m].model, NULL),
-                           shim_start("cpu", cases[m].model, NULL)};
-        backcast *c[2] = {dh_connect(d[0]), dh_connect(d[1])};
-        for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
-            struct backcast_session_options so = answer_budget(policies[i], 64);
-            so.kv_type = cases[m].kv_type;
-            so.keep_tokens = 48;
-            so.frozen_tokens = 2;
-            so.recent_tokens = 6;
-            for (int k = 0; k < 2; k++) {
-                shim_ask(c[k], &so, ids, 96, 8, &a[k]);
-                assert_string_equal(a[k].a.reason, "length");
-                assert_int_equal(a[k].a.n_ids, 8);
-            }
-            double part = overlap(&a[0], &a[1]);
-            if (part < 44.0 / 48)
-                fail_msg("%s, %s: %.1f %% of the kept rows are the same", so.kv_type, policies[i],
-                         100 * part);
-            answer_free(&a[0].a);
-            answer_free(&a[1].a);
-        }
         struct backcast_session_options whole = answer_budget("none", 0);
+        struct pair p;
         whole.kv_type = cases[m].kv_type;
+        pair_start(&p, cases[m].model);
+        pair_keeps(&p, "counter_causal", cases[m].kv_type);
+        pair_keeps(&p, "counter_causal_fast", cases[m].kv_type);
         for (int k = 0; k < 2; k++)
-            shim_ask(c[k], &whole, ids, 40, 8, &a[k]);
+            shim_ask(p.c[k], &whole, ids, 40, 8, &a[k]);
         assert_true(answer_equal(&a[0].a, &a[1].a));
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < 2; k++)
             answer_free(&a[k].a);
-            backcast_disconnect(&c[k]);
-            dh_stop(&d[k]);
-        }
+        pair_stop(&p);
     }
 }
 
