@@ -1,6 +1,6 @@
 /* sampler.c: see sampler.h. A pick touches each logit a few times; only where a nucleus must be
- * cut does it order candidates, by a heap that is popped until the nucleus is full (usually after a
- * few dozen), never by a sort of the vocabulary. */
+ * cut does it order candidates, the likeliest of them, by a heap that is popped until the nucleus is full (usually
+ * after a few dozen), never by a sort of the vocabulary. */
 #include "sampler.h"
 #include <math.h>
 #include <stdlib.h>
@@ -130,25 +130,56 @@ static void sift_down(struct sampler *s, uint32_t at, uint32_t n)
     s->heap[at] = id;
 }
 
-/* Pops into the tail of the heap: heap[n - 1], heap[n - 2] ... are the largest in descending
- * order. Returns how many, and their weights' sum. */
-static uint32_t pop_nucleus(struct sampler *s, const struct generate_options *opt, uint32_t n,
-                            double total, double *ret_sum)
+/* Lists the candidates whose logit is at least `least`, and their weights' sum; returns how many. */
+static uint32_t heap_fill(struct sampler *s, float least, double *ret_sum)
 {
-    uint32_t most = opt->top_k > 0 ? BC_MIN(opt->top_k, n) : n, popped = 0;
-    double sum = 0, enough = opt->top_p < 1 ? (double)opt->top_p * total : INFINITY;
-    for (uint32_t i = n / 2; i-- > 0;)
-        sift_down(s, i, n);
-    while (popped < most && (popped == 0 || sum < enough)) {
-        uint32_t last = n - 1 - popped, id = s->heap[0];
-        s->heap[0] = s->heap[last];
-        s->heap[last] = id;
-        sift_down(s, 0, last);
-        sum += s->weight[id];
-        popped++;
-    }
+    uint32_t n = 0;
+    double sum = 0;
+    for (uint32_t i = 0; i < s->n_vocab; i++)
+        if (s->logit[i] >= least && s->weight[i] > 0) {
+            s->heap[n++] = i;
+            sum += s->weight[i];
+        }
     *ret_sum = sum;
-    return popped;
+    return n;
+}
+
+/* What a pick may choose from: the ids behind the end of the heap, in descending order from heap[n - 1] on. */
+struct nucleus {
+    uint32_t n, popped;
+    double sum; /* of their weights */
+};
+
+/* Pops into the tail of the heap until there are `most`, or `enough` weight. Nearly always those are a few of the likeliest: a heap of
+ * the whole vocabulary would take longer than all weights. So it begins with those that have 2^-8 of the largest one's weight, and takes more
+ * only where they do not suffice; the order, and so the result, is the same. */
+static struct nucleus pop_nucleus(struct sampler *s, const struct generate_options *opt, float max,
+                                  uint32_t n_candidates, double total)
+{
+    static const float least[] = {-8, -24, -INFINITY}; /* powers of two */
+    uint32_t most = opt->top_k > 0 ? BC_MIN(opt->top_k, n_candidates) : n_candidates;
+    double enough = opt->top_p < 1 ? (double)opt->top_p * total : INFINITY;
+    struct nucleus c = {0};
+    for (uint32_t k = 0; k < ARRAY_LEN(least); k++) {
+        double sum;
+        c = (struct nucleus){0};
+        c.n = heap_fill(s, max + least[k] * (float)M_LN2 * opt->temperature, &sum);
+        if (c.n < most && sum < enough && k + 1 < ARRAY_LEN(least))
+            continue;
+        for (uint32_t i = c.n / 2; i-- > 0;)
+            sift_down(s, i, c.n);
+        while (c.popped < BC_MIN(most, c.n) && (c.popped == 0 || c.sum < enough)) {
+            uint32_t last = c.n - 1 - c.popped, id = s->heap[0];
+            s->heap[0] = s->heap[last];
+            s->heap[last] = id;
+            sift_down(s, 0, last);
+            c.sum += s->weight[id];
+            c.popped++;
+        }
+        if (c.popped == most || c.sum >= enough)
+            break;
+    }
+    return c;
 }
 
 int32_t sampler_pick(struct sampler *s, const struct generate_options *opt, const float *logits,
@@ -156,32 +187,33 @@ int32_t sampler_pick(struct sampler *s, const struct generate_options *opt, cons
 {
     if (opt->temperature == 0 && opt->repeat_penalty == 1)
         return (int32_t)largest(logits, s->n_vocab);
-    uint32_t best = prepare(s, opt, logits, recent, n_recent), n = 0;
+    uint32_t best = prepare(s, opt, logits, recent, n_recent), last = best, n = 0;
     float max = s->logit[best];
     if (opt->temperature == 0 || isinf(max))
         return (int32_t)best;
     double total = 0;
     for (uint32_t i = 0; i < s->n_vocab; i++) {
         double w = exp(((double)s->logit[i] - (double)max) / (double)opt->temperature);
-        s->weight[i] = w;
-        if (w > 0 && w >= (double)opt->min_p) { /* the largest weight is 1 */
-            s->heap[n++] = i;
-            total += w;
-        }
+        bool candidate = w > 0 && w >= (double)opt->min_p; /* the largest weight is 1 */
+        s->weight[i] = candidate ? w : 0;
+        total += s->weight[i];
+        last = candidate ? i : last;
+        n += candidate;
     }
     bc_assert(n > 0);
     double at = sampler_uniform(opt->seed, stream), sum = 0;
     if (opt->top_k == 0 && opt->top_p >= 1) {
-        for (uint32_t i = 0; i < n; i++)
-            if ((sum += s->weight[s->heap[i]]) > at * total)
-                return (int32_t)s->heap[i];
-        return (int32_t)s->heap[n - 1];
+        for (uint32_t i = 0; i < s->n_vocab; i++)
+            if ((sum += s->weight[i]) > at * total)
+                return (int32_t)i;
+        return (int32_t)last;
     }
-    uint32_t popped = pop_nucleus(s, opt, n, total, &total);
-    for (uint32_t i = 0; i < popped; i++)
-        if ((sum += s->weight[s->heap[n - 1 - i]]) > at * total)
-            return (int32_t)s->heap[n - 1 - i];
-    return (int32_t)s->heap[n - popped];
+    struct nucleus c = pop_nucleus(s, opt, max, n, total);
+    bc_assert(c.popped > 0);
+    for (uint32_t i = 0; i < c.popped; i++)
+        if ((sum += s->weight[s->heap[c.n - 1 - i]]) > at * c.sum)
+            return (int32_t)s->heap[c.n - 1 - i];
+    return (int32_t)s->heap[c.n - c.popped];
 }
 
 /* ---- log-probabilities ---- */

@@ -233,6 +233,78 @@ static void top_k_top_p_and_min_p_cut_what_they_say(void **state)
     assert_int_equal(pick(&o, 9), pick(&(struct generate_options){.repeat_penalty = 1}, 9));
 }
 
+/* ---- the same by sorting everything */
+
+static const float *sorted_by;
+
+static int likelier(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    float l = sorted_by[x], m = sorted_by[y];
+    return l != m ? (l < m) - (l > m) : (x > y) - (x < y);
+}
+
+static int32_t pick_sorted(const struct generate_options *o, const float *l, uint32_t n,
+                           uint64_t stream)
+{
+    uint32_t *id = malloc(n * sizeof *id), n_id = 0, taken = 0;
+    double *w = malloc(n * sizeof *w), total = 0, cut = 0, sum = 0;
+    float max = -INFINITY;
+    assert_true(id != NULL && w != NULL);
+    for (uint32_t i = 0; i < n; i++)
+        max = l[i] > max ? l[i] : max;
+    for (uint32_t i = 0; i < n; i++) {
+        w[i] = exp(((double)l[i] - (double)max) / (double)o->temperature);
+        if (w[i] > 0 && w[i] >= (double)o->min_p) {
+            id[n_id++] = i;
+            total += w[i];
+        }
+    }
+    sorted_by = l;
+    qsort(id, n_id, sizeof *id, likelier);
+    while (taken < n_id && (o->top_k == 0 || taken < o->top_k) &&
+           (taken == 0 || o->top_p >= 1 || cut < (double)o->top_p * total))
+        cut += w[id[taken++]];
+    double at = sampler_uniform(o->seed, stream);
+    int32_t ret = -1;
+    for (uint32_t i = 0; i < taken && ret < 0; i++)
+        ret = (sum += w[id[i]]) > at * cut || i + 1 == taken ? (int32_t)id[i] : -1;
+    free(id);
+    free(w);
+    return ret;
+}
+
+/* Flat and steep distributions, ties, nuclei of one and of nearly all: those that lie in the likeliest, and those that do not. */
+static void a_nucleus_is_that_of_the_whole_vocabulary(void **state)
+{
+    (void)state;
+    enum { N = 3000 };
+    static const float temperatures[] = {0.1f, 0.7f, 1, 5, 50};
+    static const float top_ps[] = {0.01f, 0.5f, 0.95f, 0.9999f, 1};
+    static const uint32_t top_ks[] = {0, 1, 40, 2999, 5000};
+    static float l[N];
+    struct sampler any;
+    struct err e = {0};
+    uint32_t x = 99;
+    assert_int_equal(sampler_open(&any, N, &e), BC_OK);
+    for (uint32_t round = 0; round < 250; round++) {
+        struct generate_options o = options(temperatures[round % 5]);
+        o.top_p = top_ps[round / 5 % 5];
+        o.top_k = o.top_p < 1 ? top_ks[round / 25 % 5] : top_ks[1 + round / 25 % 4];
+        o.min_p = round % 7 == 0 ? 0.02f : 0;
+        o.seed = round;
+        for (uint32_t i = 0; i < N; i++) {
+            x = x * 1664525u + 1013904223u;
+            float g = (float)(x >> 8) / (float)(1 << 24);
+            l[i] = round % 3 == 0 ? (float)(x >> 28) : 20 * g * g * g;
+        }
+        for (uint64_t stream = 0; stream < 3; stream++)
+            assert_int_equal(sampler_pick(&any, &o, l, NULL, 0, stream),
+                             pick_sorted(&o, l, N, stream));
+    }
+    sampler_close(&any);
+}
+
 static void the_draw_is_a_function_of_seed_and_index(void **state)
 {
     (void)state;
@@ -340,6 +412,7 @@ int main(void)
         cmocka_unit_test(broken_logits_do_not_break_the_sampler),
         cmocka_unit_test(draws_follow_the_softmax_at_each_temperature),
         cmocka_unit_test(top_k_top_p_and_min_p_cut_what_they_say),
+        cmocka_unit_test(a_nucleus_is_that_of_the_whole_vocabulary),
         cmocka_unit_test(the_draw_is_a_function_of_seed_and_index),
         cmocka_unit_test(the_penalty_counts_a_token_once),
         cmocka_unit_test(log_probabilities_are_those_of_the_raw_logits),
