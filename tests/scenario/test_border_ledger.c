@@ -158,6 +158,95 @@ static bool held_at_most(void *arg)
     return backcast_stats(w->c, &w->st) == 0 && w->st.kv_held <= w->at_most;
 }
 
+/* ---- two models, one memory */
+
+#define PAIRS 4
+
+/* Reads until none of the n talks; how many prunes for others' sake. */
+static uint32_t read_all(backcast *c, uint32_t talking)
+{
+    struct backcast_event ev;
+    uint32_t pressure = 0;
+    while (talking > 0) {
+        assert_int_equal(backcast_next(c, &ev, DH_PATIENCE_MS), 1);
+        pressure += ev.type == BACKCAST_PRUNED && strcmp(ev.pruned.reason, "pressure") == 0;
+        if (ev.type != BACKCAST_END)
+            continue;
+        assert_string_not_equal(ev.end.reason, "error");
+        talking--;
+    }
+    return pressure;
+}
+
+static void talk(backcast_session *s, uint32_t most)
+{
+    struct backcast_generate_options go;
+    int32_t ids[200];
+    backcast_generate_options_init(&go);
+    go.max_tokens = most;
+    go.ignore_end = 1;
+    for (int i = 0; i < 200; i++)
+        ids[i] = 3 + i * 37 % 280;
+    assert_int_equal(backcast_prompt_ids(s, ids, 200, &go), 0);
+}
+
+static bool sleeps(void *arg)
+{
+    struct page_wait *w = arg;
+    assert_int_equal(backcast_stats(w->c, &w->st), 0);
+    return w->st.bytes_weights == w->sessions;
+}
+
+/* Sessions of both are pruned for each other's sake; then those of one go, and its weights, while the other's decode. */
+static void two_models_share_one_memory(void **state)
+{
+    (void)state;
+    const char *args[] = {"--kv-memory=1536KiB", "--keep-alive=1", "--host-tier=0", "--threads=1",
+                          NULL};
+    struct dh *d = dh_start_long(args);
+    backcast *c = dh_connect(d), *tool = dh_connect(d);
+    backcast_session *s[2 * PAIRS] = {0};
+    struct backcast_session_options so;
+    struct backcast_stats st;
+    struct backcast_event ev;
+
+    assert_int_equal(backcast_stats(tool, &st), 0);
+    struct page_wait w = {.c = tool, .sessions = st.bytes_weights}; /* of the first alone */
+    backcast_session_options_init(&so);
+    so.budget_tokens = 400;
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        so.model = i % 2 == 0 ? NULL : TEST_VECTORS "/tiny-qwen2.gguf";
+        assert_int_equal(backcast_session_open(c, &so, &s[i]), 0);
+        talk(s[i], 300);
+    }
+    assert_true(read_all(c, 2 * PAIRS) > 0);
+    assert_int_equal(backcast_stats(tool, &st), 0);
+    sums_are_right(&st);
+    assert_true(st.kv_held <= st.kv_memory && st.bytes_weights > w.sessions);
+    for (int i = 0; i < 2 * PAIRS; i += 2)
+        talk(s[i], 1000000);
+    for (int i = 1; i < 2 * PAIRS; i += 2)
+        backcast_session_close(&s[i]);
+    assert_true(dh_until(sleeps, &w, DH_PATIENCE_MS));
+    assert_int_equal(w.st.n_sessions, PAIRS);
+    for (int n = 0; n < 50; n += ev.type == BACKCAST_TEXT) /* as if nothing had been */
+        assert_int_equal(backcast_next(c, &ev, DH_PATIENCE_MS), 1);
+    for (int i = 0; i < 2 * PAIRS; i += 2)
+        assert_int_equal(backcast_cancel(s[i]), 0);
+    read_all(c, PAIRS);
+    assert_int_equal(backcast_stats(tool, &st), 0);
+    sums_are_right(&st);
+    for (int i = 0; i < 2 * PAIRS; i += 2)
+        backcast_session_close(&s[i]);
+    assert_int_equal(backcast_stats(tool, &st), 0);
+    assert_int_equal(st.n_sessions, 0);
+    assert_int_equal(line(&st, "kv"), 0);
+    assert_int_equal(line(&st, "shared"), st.kv_held);
+    backcast_disconnect(&c);
+    backcast_disconnect(&tool);
+    dh_stop(&d);
+}
+
 static void conf_write(int fd, const char *text)
 {
     assert_int_equal(ftruncate(fd, 0), 0);
@@ -199,6 +288,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(request_and_page_tell_the_same),
         cmocka_unit_test(a_crowd_leaves_nothing_behind),
+        cmocka_unit_test(two_models_share_one_memory),
         cmocka_unit_test(a_users_share_shrinks_on_sighup_and_prunes_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
