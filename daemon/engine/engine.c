@@ -436,9 +436,9 @@ void engine_counts(const struct engine *en, struct engine_counts *ret)
     }
     c.kv_live = BC_MIN(c.kv_live, c.kv_held); /* rows that several sessions have lie there once */
     for (const struct model_ref *m = en->models; m != NULL; m = m->next) {
-        if (m->state != MODEL_READY)
-            continue;
-        c.bytes_weights += m->info.bytes_weights;
+        if (m->state != MODEL_READY && m->state != MODEL_ASLEEP)
+            continue; /* a thread of its own books what it loads */
+        c.bytes_weights += ledger_own(&m->owner, LEDGER_weights);
         c.bytes_scratch += ledger_own(&m->owner, LEDGER_scratch);
     }
     *ret = c;

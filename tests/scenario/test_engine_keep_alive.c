@@ -97,6 +97,9 @@ static void a_model_sleeps_and_its_sessions_go_on(void **state)
         const struct report *r = eh_expect(b, eh_post(b, eh_command(b, CMD_STAT, 0)), REP_STAT);
         assert_int_equal(r->u.stat.n_models, 1); /* it is known still */
         assert_int_equal(r->u.stat.models[0].bytes_weights, 0);
+        assert_int_equal(r->u.stat.bytes_weights, 0);
+        assert_true(r->u.stat.bytes_scratch > 0); /* the backend's stays, in the total as well */
+        assert_int_equal(r->u.stat.bytes_scratch, r->u.stat.models[0].bytes_scratch);
         assert_int_equal(r->u.stat.models[0].sessions, 4);
         assert_int_equal(r->u.stat.kv_held, 0);
     }
