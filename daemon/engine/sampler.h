@@ -4,8 +4,9 @@
  *          -> softmax at the temperature -> min_p -> top_k and top_p in descending order -> draw
  *
  * The draw is a hash of (seed, stream index of the token to come), so a token does not depend on
- * who shares the pass, nor on how often the session was cut and continued. Sums run in double in
- * one fixed order; ties go to the lowest id; NaN counts as minus infinity.
+ * who shares the pass, nor on how often the session was cut and continued. Weights are floats (exp to
+ * 2^-21 of itself); they are summed by pieces of 64, and pieces in double, in one fixed order that is the
+ * same on every processor. Ties go to the lowest id; NaN counts as minus infinity.
  */
 #ifndef BACKCAST_SAMPLER_H
 #define BACKCAST_SAMPLER_H
@@ -13,11 +14,12 @@
 
 #define SAMPLER_REPEAT_MAX 1024 /* repeat_last: tokens looked back, at most */
 
-/* Work space of one pick, of n_vocab entries; made with the model. */
+/* Work space of one pick, of n_vocab entries up to whole pieces; made with the model. */
 struct sampler {
-    uint32_t n_vocab;
-    float *logit;   /* after the penalty */
-    double *weight; /* exp((logit - max) / temperature) */
+    uint32_t n_vocab, n_pieces;
+    float *logit;  /* after the penalty; behind the vocabulary -inf */
+    float *weight; /* exp((logit - max) / temperature); 0: not to be picked */
+    double *piece; /* sum of the weights of a piece */
     uint32_t *heap;
     size_t bytes;
 };

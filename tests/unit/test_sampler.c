@@ -373,6 +373,20 @@ static void log_probabilities_are_those_of_the_raw_logits(void **state)
     }
 }
 
+/* The log-probability of the first of two tokens is -log(1 + exp(-x)), where the second is x lower: for large x that is -exp(-x). */
+static void weights_are_exponentials(void **state)
+{
+    (void)state;
+    struct report_top top[1];
+    for (float x = 0; x < 20; x += 0.003f) {
+        float l[2] = {0.25f, 0.25f - x};
+        double want = log1p(exp((double)l[1] - (double)l[0]));
+        double got = -(double)sampler_logprob(l, 2, 0, 0, top);
+        if (!(fabs(got - want) < want * 0x1p-20))
+            fail_msg("x %.4f: %.9g, not %.9g", (double)x, got, want);
+    }
+}
+
 static void options_out_of_range_are_refused_by_name(void **state)
 {
     (void)state;
@@ -416,6 +430,7 @@ int main(void)
         cmocka_unit_test(the_draw_is_a_function_of_seed_and_index),
         cmocka_unit_test(the_penalty_counts_a_token_once),
         cmocka_unit_test(log_probabilities_are_those_of_the_raw_logits),
+        cmocka_unit_test(weights_are_exponentials),
         cmocka_unit_test(options_out_of_range_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
