@@ -25,8 +25,13 @@
  *               its pages one after the other, and then the rest of the region mostly goes next
  *
  * So resident memory is never more than what is committed, and at most one region an arena holds memory
- * that is unmapped. Where the system has no huge page to give, the region stays as it is. */
+ * that is unmapped. Where the system has no huge page to give, the region stays as it is.
+ *
+ * A region that came from scratch is an entry of its own in the process's memory map, which holds some 65,000:
+ * a cache of 128 GiB would fill it. It becomes part of its neighbours again when its last page is released, and all
+ * arenas together have no more of them than a quarter of the map. */
 #include "ref.h"
+#include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -37,6 +42,7 @@
 /* A region that could not be gathered costs some 4 KiB of clearing and three calls: so many pages go by
  * before the next try. */
 #define HOLDOFF_PAGES 64
+#define MAP_ENTRIES_USUAL 65530
 #ifndef MADV_COLD
 #define MADV_COLD 20 /* Linux 5.4 */
 #endif
@@ -49,10 +55,12 @@ struct arena {
     uint32_t n_pages, n_committed;
     uint32_t holdoff; /* pages to commit before a region is gathered again */
     size_t stride, unit, n_regions;
-    size_t torn;             /* the region that was torn last and is not mended, or REGION_NONE */
-    uint8_t *committed;      /* a bit a page */
-    uint8_t *huge;           /* a bit a region: gathered, and not mended since */
-    uint8_t *base, *scratch; /* scratch NULL: no region is gathered (any more) */
+    size_t torn; /* the region that was torn last and is not mended, or REGION_NONE */
+    uint32_t n_moved, moved_max; /* regions: this arena's; those of all arenas of the handle */
+    uint8_t *committed;          /* a bit a page */
+    uint8_t *huge;               /* a bit a region: gathered, and not mended since */
+    uint8_t *moved;              /* a bit a region: gathered, and not empty since */
+    uint8_t *base, *scratch;     /* scratch NULL: no region is gathered (any more) */
     void *map;
     size_t map_bytes;
 };
@@ -126,23 +134,37 @@ static void region_copy(const struct arena *a, size_t r, uint32_t page, uint8_t 
     memcpy(to + (behind - start), from + (behind - start), end - behind);
 }
 
+/* An mremap that fails for want of map entries leaves the region as it was, one that fails later has taken it away. */
+static bool region_is_mapped(const struct arena *a, size_t r)
+{
+    unsigned char there[REGION / 4096];
+    return mincore(a->base + r * REGION, REGION, there) == 0 || errno != ENOMEM;
+}
+
 /* What region r holds, on a huge page; `fresh`, which was committed last and has a part in it, is zeros still. Nothing is lost
  * if that fails: the region stays as it was, or is made anew of small pages when the system took it away and then had no room
  * for the other. */
-static void region_gather(struct arena *a, size_t r, uint32_t fresh)
+static void region_gather(struct kn *kn, struct arena *a, size_t r, uint32_t fresh)
 {
     uint8_t *at = a->base + r * REGION;
+    if (!bit_of(a->moved, r) && kn->n_moved >= a->moved_max)
+        return;
     if (!scratch_is_huge(a))
         goto small;
     region_copy(a, r, fresh, a->scratch, at);
     if (mremap(a->scratch, REGION, REGION, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, at) !=
         at) {
+        if (region_is_mapped(a, r))
+            goto small;
         kn_assert(mmap(at, REGION, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == at);
         region_copy(a, r, fresh, at, a->scratch);
         goto small;
     }
     bit_set(a->huge, r, true);
+    a->n_moved += !bit_of(a->moved, r);
+    kn->n_moved += !bit_of(a->moved, r);
+    bit_set(a->moved, r, true);
     if (a->torn == r)
         a->torn = REGION_NONE;
     return;
@@ -167,15 +189,31 @@ static void region_mend(struct arena *a)
     a->torn = REGION_NONE;
 }
 
+/* Nothing of region r is committed: it is as it was before the first page of it. */
+static void region_empty(struct kn *kn, struct arena *a, size_t r)
+{
+    uint8_t *at = a->base + r * REGION;
+    if (mmap(at, REGION, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0) != at)
+        return; /* so it remains an entry of its own */
+    bit_set(a->moved, r, false);
+    a->n_moved--;
+    kn->n_moved--;
+}
+
 /* Region r has lost a part. */
-static void region_tear(struct arena *a, size_t r)
+static void region_tear(struct kn *kn, struct arena *a, size_t r)
 {
     size_t page, last;
     bool kept = false;
-    if (!bit_of(a->huge, r))
+    if (!bit_of(a->moved, r))
         return;
     for (region_pages(a, r, &page, &last); page <= last; page++)
         kept |= bit_of(a->committed, page);
+    if (!kept)
+        region_empty(kn, a, r);
+    if (!bit_of(a->huge, r))
+        return;
     if (a->torn != REGION_NONE && a->torn != r && kept)
         region_mend(a);
     if (kept || a->torn == r)
@@ -193,9 +231,21 @@ static bool arena_size(size_t stride, uint32_t n_pages, size_t unit, size_t *ret
     if (__builtin_mul_overflow(stride, n_pages, &pages) || pages > SIZE_MAX - 4 * REGION)
         return false;
     size_t regions = up(pages, REGION) / REGION;
-    *ret_head = up(up(n_pages, 8) / 8 + up(regions, 8) / 8 + sizeof(struct arena), unit);
+    *ret_head = up(up(n_pages, 8) / 8 + 2 * (up(regions, 8) / 8) + sizeof(struct arena), unit);
     /* Before base up to a region, for base is a multiple of one; after the pages the scratch. */
     return !__builtin_add_overflow(*ret_head, up(pages, REGION) + 2 * REGION, ret_map);
+}
+
+/* How many the memory map of a process may have. */
+static uint32_t map_entries(void)
+{
+    unsigned long n = MAP_ENTRIES_USUAL;
+    FILE *f = fopen("/proc/sys/vm/max_map_count", "re");
+    if (f != NULL && fscanf(f, "%lu", &n) != 1)
+        n = MAP_ENTRIES_USUAL;
+    if (f != NULL)
+        fclose(f);
+    return (uint32_t)KN_MIN(n, (unsigned long)UINT32_MAX);
 }
 
 int ref_arena_open(struct kn *kn, size_t stride, uint32_t n_pages, void **ret_base)
@@ -222,8 +272,10 @@ int ref_arena_open(struct kn *kn, size_t stride, uint32_t n_pages, void **ret_ba
                         .unit = unit,
                         .n_regions = n_regions,
                         .torn = REGION_NONE,
+                        .moved_max = map_entries() / 4,
                         .committed = base - head,
                         .huge = base - head + up(n_pages, 8) / 8,
+                        .moved = base - head + up(n_pages, 8) / 8 + up(n_regions, 8) / 8,
                         .base = base,
                         .scratch = base + n_regions * REGION,
                         .map = map,
@@ -247,7 +299,7 @@ int ref_arena_commit(struct kn *kn, void *base, size_t stride, uint32_t page)
     size_t r = page * stride / REGION, last = ((page + 1) * stride - 1) / REGION;
     for (; r <= last; r++)
         if (a->scratch && a->holdoff == 0 && region_is_whole(a, r))
-            region_gather(a, r, page);
+            region_gather(kn, a, r, page);
     return KN_OK;
 }
 
@@ -266,7 +318,7 @@ void ref_arena_release(struct kn *kn, void *base, size_t stride, uint32_t page)
     kn->bytes_arena -= stride;
     size_t r = page * stride / REGION, last = ((page + 1) * stride - 1) / REGION;
     for (; r <= last; r++)
-        region_tear(a, r);
+        region_tear(kn, a, r);
 }
 
 void ref_arena_close(struct kn *kn, void *base, size_t stride, uint32_t n_pages)
@@ -274,6 +326,7 @@ void ref_arena_close(struct kn *kn, void *base, size_t stride, uint32_t n_pages)
     struct arena *a = arena_of(base, stride);
     kn_assert(a->n_pages == n_pages);
     kn->bytes_arena -= a->n_committed * stride;
+    kn->n_moved -= a->n_moved;
     a->magic = 0;
     munmap(a->map, a->map_bytes);
 }

@@ -398,6 +398,91 @@ static void whole_regions_are_huge(void **state)
     assert_int_equal(most, whole * two);
 }
 
+/* ---- entries of the memory map */
+
+static unsigned long map_entries(void)
+{
+    unsigned long n = 0;
+    FILE *f = fopen("/proc/self/maps", "r");
+    assert_non_null(f);
+    for (int c; (c = getc(f)) != EOF;)
+        n += c == '\n';
+    fclose(f);
+    return n;
+}
+
+/* A region on a huge page is an entry of its own, but not longer than it is in use. */
+static void empty_regions_leave_no_entry_in_the_map(void **state)
+{
+    (void)state;
+    struct kn *kn = kc_all.kn[0];
+    size_t stride = 1474560;
+    uint32_t n = 60; /* 42 regions */
+    void *base = NULL;
+    assert_int_equal(kn->ops->arena_open(kn, stride, n, &base), KN_OK);
+    unsigned long before = map_entries();
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t page = 0; page < n; page++)
+            assert_int_equal(kn->ops->arena_commit(kn, base, stride, page), KN_OK);
+        for (uint32_t page = 0; page < n; page++)
+            kn->ops->arena_release(kn, base, stride, round ? n - 1 - page : page);
+        assert_in_range(map_entries(), 0, before + 8);
+    }
+    kn->ops->arena_close(kn, base, stride, n);
+    assert_int_equal(kn->n_moved, 0);
+}
+
+#define FULL_MAX 200000ul
+
+/* Takes entries until there are none, then gives `left` back. */
+static uint8_t *map_fill(unsigned long left)
+{
+    size_t unit = (size_t)sysconf(_SC_PAGESIZE), n = 0;
+    uint8_t *at = mmap(NULL, unit * 2 * FULL_MAX, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_true(at != MAP_FAILED);
+    while (n < FULL_MAX && mprotect(at + n * 2 * unit, unit, PROT_READ) == 0)
+        n++;
+    for (; left > 0 && n > 0 && n < FULL_MAX; left--)
+        (void)mprotect(at + --n * 2 * unit, unit, PROT_NONE);
+    return at;
+}
+
+/* With hardly an entry left pages are refused, or come as small ones; those that are there keep their bytes. */
+static void a_full_map_costs_no_bytes(void **state)
+{
+    (void)state;
+    unsigned long most = 0, size = 2 * FULL_MAX * (unsigned long)sysconf(_SC_PAGESIZE);
+    FILE *f = fopen("/proc/sys/vm/max_map_count", "r");
+    if (f != NULL) {
+        assert_int_equal(fscanf(f, "%lu", &most), 1);
+        fclose(f);
+    }
+    if (most == 0 || most >= FULL_MAX)
+        skip(); /* such a map takes too long to fill */
+    for (unsigned long left = 0; left < 8; left++) {
+        struct world w = {.kn = kc_all.kn[0], .stride = 1474560};
+        void *base = NULL;
+        int rc[8];
+        assert_int_equal(w.kn->ops->arena_open(w.kn, w.stride, 8, &base), KN_OK);
+        w.base = base;
+        world_commit(&w, 0, true);
+        world_commit(&w, 2, true);
+        uint8_t *full = map_fill(left); /* no assertion while it is: a failing one would allocate */
+        for (uint32_t page = 1; page < 8; page++) {
+            rc[page] = page == 2 ? KN_OK : w.kn->ops->arena_commit(w.kn, base, w.stride, page);
+            if (rc[page] == KN_OK)
+                memset(w.base + page * w.stride, w.full[page] = (uint8_t)(100 + page), w.stride);
+        }
+        munmap(full, size);
+        for (uint32_t page = 1; page < 8; page++)
+            assert_true(rc[page] == KN_OK || rc[page] == KN_ENOMEM);
+        for (uint32_t page = 0; page < 8; page++)
+            world_check(&w, page);
+        w.kn->ops->arena_close(w.kn, base, w.stride, 8);
+    }
+}
+
 static void misshapen_arenas_are_refused(void **state)
 {
     (void)state;
@@ -422,6 +507,8 @@ int main(void)
         cmocka_unit_test(pages_keep_their_bytes_in_any_order),
         cmocka_unit_test(who_reads_a_page_sees_its_bytes_all_the_time),
         cmocka_unit_test(whole_regions_are_huge),
+        cmocka_unit_test(empty_regions_leave_no_entry_in_the_map),
+        cmocka_unit_test(a_full_map_costs_no_bytes),
         cmocka_unit_test(released_pages_go_back_to_the_system),
         cmocka_unit_test(misshapen_arenas_are_refused),
     };
