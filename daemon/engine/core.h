@@ -552,6 +552,8 @@ bool pressure_waits(struct engine *en, struct session *s, const struct err *e);
 bool pressure_passes(struct engine *en, const struct session *s, const struct err *e);
 /* Whether s could take so many bytes more now, without anybody's giving. */
 bool pressure_room(const struct engine *en, const struct session *s, uint64_t bytes);
+/* For which room s, which was refused so many bytes, is to wait: if there is that much now, also what no session holds counted, for more. */
+uint64_t pressure_room_after(const struct engine *en, const struct session *s, uint64_t bytes);
 void budgets_check(struct engine *en);
 
 /* positions.c */

@@ -352,6 +352,18 @@ bool pressure_room(const struct engine *en, const struct session *s, uint64_t by
     return bytes <= bytes_left(en, s) && may_keep(en, s, bytes);
 }
 
+uint64_t pressure_room_after(const struct engine *en, const struct session *s, uint64_t bytes)
+{
+    uint64_t uid = share_uid(en), page = pool_page_bytes(s->pool);
+    uint64_t pool = pool_pages_max(s->pool) - pool_pages_out(s->pool) + pool_pages_idle(s->pool);
+    uint64_t left = over_zero(share_kv(en) + sharing_idle(en, NULL), models_held(en));
+    if (uid != UINT64_MAX)
+        left =
+            BC_MIN(left, over_zero(uid + sharing_idle(en, s->turns), share_uid_held(en, s->turns)));
+    left = BC_MIN(left, pool * page);
+    return bytes <= left && may_keep(en, s, bytes) ? left + 1 : bytes;
+}
+
 /* Pages that s may hold with so many rows more: those of its budget; but rows that it has forgotten in
  * pages of others make it grow only up to its share, then what is left of them is copied. */
 static uint32_t pages_most(const struct engine *en, const struct session *s, uint32_t rows)

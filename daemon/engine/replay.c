@@ -264,6 +264,9 @@ static void replay_put_off(struct engine *en, struct session *s, const struct er
     sess_state_take(s, r->end);
     s->budget_bytes = budget_bytes(&r->end->params, pool_page_bytes(s->pool));
     share_update(en);
+    /* A larger budget on the way sets aside more for refreshes than the one in the end: what was not enough then looks
+     * enough now. It would be tried for ever. */
+    r->room = pressure_room_after(en, s, r->room);
     durable_note(s, DURABLE_READY); /* if it never comes to it: this daemon did not end of it */
     log_warn("engine.durable",
              "session %llu (%s): %s; it is done again when there is room, or when it is used",

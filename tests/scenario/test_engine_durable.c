@@ -549,6 +549,40 @@ static void what_was_put_off_comes_with_the_room(void **state)
     eh_close(&h);
 }
 
+/* A larger budget on the way sets memory aside that the one in the end does not: with just so much that the end seems to fit, it is
+ * tried once, not for ever. */
+static void what_seems_to_fit_is_tried_once(void **state)
+{
+    (void)state;
+    struct generate_options o = eh_greedy(5);
+    char dir[FOLDER_PATH], copy[FOLDER_PATH];
+    uint64_t s, kv;
+    folder_fresh(dir, root, "wide");
+    folder_fresh(copy, root, "copy");
+    struct eh *h = engine_on(dir);
+    s = eh_session(
+        h, &(struct eh_ask){.policy = "tova", .budget_tokens = 80, .durable = true, .name = "one"});
+    eh_expect(h, post_budget(h, s, 600), REP_BUDGET);
+    kv = h->en->refresh_max;
+    eh_ids(h, s, prompt, 500, &o);
+    eh_run_to_end(h, s);
+    assert_int_equal(seqcache_pages(named(h, "one")->cache), 8);
+    eh_expect(h, post_budget(h, s, 80), REP_BUDGET);
+    eh_run(h);
+    kv = 8 * pool_page_bytes(named(h, "one")->pool) + (kv + h->en->refresh_max) / 2;
+    folder_copy(dir, copy);
+    struct eh *g = durable_engine(&(struct durable_setup){.dir = copy, .kv_memory = kv});
+    eh_run(g);
+    assert_int_equal(named(g, "one")->lodging.place, PLACE_AWAY);
+    uint64_t t = eh_attach(g, "one");
+    eh_expect_error(g, eh_post_ids(g, t, prompt, 5, &o), BC_EBUDGET, "kv_memory");
+    raise_memory(g, 2 * kv);
+    assert_int_equal(named(g, "one")->lodging.place, PLACE_HERE);
+    sessions_equal(h, s, g, t, "tried once");
+    eh_close(&h);
+    eh_close(&g);
+}
+
 static void slow_steps(struct eh *h, const struct eh_stream *st, uint32_t n)
 {
     while (st->n_ids < n && st->n_ends == st->ends_waited) {
@@ -638,6 +672,7 @@ int main(void)
         cmocka_unit_test(a_snapshot_comes_back_under_another_budget),
         cmocka_unit_test(what_finds_no_room_is_put_off),
         cmocka_unit_test(what_was_put_off_comes_with_the_room),
+        cmocka_unit_test(what_seems_to_fit_is_tried_once),
         cmocka_unit_test(a_kill_while_a_budget_is_lowered),
         cmocka_unit_test(an_end_has_the_time_of_all_daemons),
         cmocka_unit_test(an_end_knows_what_was_adopted),
