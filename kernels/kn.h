@@ -276,8 +276,8 @@ struct kn {
     uint32_t slice_us;
     char failed[160]; /* once status is KN_EDEVICE: the first call that failed, and how */
     size_t bytes_buffers, bytes_weights, bytes_arena; /* committed now */
-    uint32_t
-        n_moved; /* regions of arenas that are entries of their own in the process's memory map (ref/arena.c) */
+    /* Regions of arenas that are entries of their own in the process's memory map (ref/arena.c). */
+    uint32_t n_moved;
     size_t
         bytes_scratch; /* the backend's own work space, all its threads together; the same from open to close */
 };
