@@ -4,7 +4,8 @@
  *   [daemon] log          levels and topics that there are
  *   [session]             a session that asks for nothing can be opened: without the model, as far as tokens go;
  *   [memory] kv_memory    with it, in bytes, too
- *   [limits] max_tokens   at least what a request gets that asks for nothing
+ *   [limits] max_tokens   at least [session] max_tokens, what a request gets that asks for nothing; where nobody has set that
+ *                         one, such a request gets the limit at most
  *
  * An error begins with the place where the value at fault was given: a line of the file, or an option. */
 #include "daemon.h"
@@ -22,6 +23,15 @@ struct server_limits settings_limits(const struct config *c)
                                   .max_tokens = (uint32_t)c->limits_max_tokens};
 }
 
+/* What a request gets that asks for nothing. */
+static uint64_t max_tokens_default(const struct config *c)
+{
+    char place[240];
+    if (config_place(c, "session", "max_tokens", place, sizeof place))
+        return c->session_max_tokens;
+    return BC_MIN(c->session_max_tokens, c->limits_max_tokens);
+}
+
 struct server_defaults settings_defaults(const struct config *c)
 {
     struct server_defaults d = {
@@ -33,7 +43,7 @@ struct server_defaults settings_defaults(const struct config *c)
         .frozen = c->session_frozen == CONFIG_AUTO ? UINT32_MAX : (uint32_t)c->session_frozen,
         .recent = c->session_recent == CONFIG_AUTO ? -1 : (int64_t)c->session_recent,
         .span_quantile = (float)c->session_span_quantile,
-        .max_tokens = (uint32_t)c->session_max_tokens,
+        .max_tokens = (uint32_t)max_tokens_default(c),
     };
     snprintf(d.policy, sizeof d.policy, "%s", c->session_policy);
     snprintf(d.score, sizeof d.score, "%s", c->session_score);
@@ -111,7 +121,7 @@ static int max_tokens_check(const struct config *c, struct err *e)
 {
     static const struct key keys[] = {{"limits", "max_tokens"}, {"session", "max_tokens"}};
     char place[240];
-    if (c->session_max_tokens <= c->limits_max_tokens)
+    if (max_tokens_default(c) <= c->limits_max_tokens)
         return BC_OK;
     return err_set(e, BC_EINVALID, "max_tokens",
                    "%s[limits] max_tokens %llu is less than [session] max_tokens %llu, which a "

@@ -106,8 +106,8 @@ static void what_cannot_work_is_said(void **state)
         /* defaults that no session could be opened with */
         {2, {"--model", TINY, "--policy=guess"}, "--policy: [session] unknown policy \"guess\""},
         {2,
-         {"--model", TINY, "--limit-max-tokens=10"},
-         "--limit-max-tokens: [limits] max_tokens 10 is less than [session] max_tokens 512"},
+         {"--model", TINY, "--limit-max-tokens=10", "--max-tokens=11"},
+         "--limit-max-tokens: [limits] max_tokens 10 is less than [session] max_tokens 11"},
         {2, {"--model", TINY, "--score=guess"}, "guess"},
         {2, {"--model", TINY, "--trigger=guess"}, "guess"},
         {2, {"--model", TINY, "--kv-type=f64"}, "f64"},

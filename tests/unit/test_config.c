@@ -250,8 +250,6 @@ static void values_that_do_not_go_together_name_their_place(void **state)
     not_together("[session]\nspan = 3\nkeep = 5\n", NULL, ":3: [session] ", "recent_tokens 32");
     not_together("[session]\nbudget = 64t\n", "--min-gap=50", "--min-gap: [session] ",
                  "min_gap 50");
-    not_together("[limits]\nmax_tokens = 10\n", NULL, ":2: [limits] max_tokens 10 ",
-                 "[session] max_tokens 512");
     not_together("[session]\nmax_tokens = 11\n[limits]\nmax_tokens = 10\n", NULL,
                  ":4: [limits] max_tokens 10 ", "[session] max_tokens 11");
     not_together("[limits]\nsessions = 9\n", "--max-tokens=1048577",
@@ -259,6 +257,11 @@ static void values_that_do_not_go_together_name_their_place(void **state)
     write_file("[session]\nmax_tokens = 10\n[limits]\nmax_tokens = 10\n");
     assert_int_equal(read_args(&c, &cmd, &e, 2, "--config", path), BC_OK);
     assert_int_equal(settings_check(&c, NULL, &e), BC_OK);
+    config_free(&c);
+    write_file("[limits]\nmax_tokens = 10\n"); /* nobody has set the other one: it gives way */
+    assert_int_equal(read_args(&c, &cmd, &e, 2, "--config", path), BC_OK);
+    assert_int_equal(settings_check(&c, NULL, &e), BC_OK);
+    assert_int_equal(settings_defaults(&c).max_tokens, 10);
     config_free(&c);
 }
 
