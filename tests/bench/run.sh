@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh BUILD [STEP...]: every measurement, into build/bench/: a CSV a step, results.csv of them all, table.md beside the
-# peer, plots. Steps: setup ops engine refresh torch gap serve limits peer crowd report, by default; peer_avx2, keep. `keep` copies what
+# peer, plots. Steps: setup ops parts engine refresh torch gap serve limits peer crowd report, by default; peer_avx2, keep. `keep` copies what
 # is there into tests/bench/results and docs/plots. Eleven minutes on two quiet cores, without building the peer.
 #
 #   commit,processor,threads,bench,case,figure,value
@@ -16,7 +16,7 @@ if [ -z "$why" ] || [ ! -d "$build/bin" ]; then
     exit 2
 fi
 shift
-steps=${*:-setup ops engine refresh torch gap serve limits peer crowd report}
+steps=${*:-setup ops parts engine refresh torch gap serve limits peer crowd report}
 bin=$build/bin
 out=build/bench
 threads=$(nproc)
@@ -43,6 +43,15 @@ step_ops() {
         sed -nE 's/^(.*[^ ]) +([0-9.]+) us +([0-9.]+) GB\/s +[0-9]+ % +([0-9.]+) Gop\/s +[0-9]+ %$/ops,\1,us,\2\nops,\1,gbs,\3\nops,\1,gops,\4/p
                  s/^cpu.*: reads ([0-9.]+) GB\/s, fma ([0-9.]+) Gop\/s, 8-bit ([0-9.]+) Gop\/s$/ops,peak,read_gbs,\1\nops,peak,fma_gops,\2\nops,peak,int8_gops,\3/p' |
         collect ops
+}
+
+# What is no kernel: pages of a cache, on huge pages and on small ones, and a token out of its logits.
+step_parts() {
+    {
+        "$bin/bench_pages"
+        "$bin/bench_pages" --small | sed 's/^pages,/pages_small,/'
+        "$bin/bench_pick"
+    } | collect parts
 }
 
 step_engine() {
@@ -102,7 +111,7 @@ step_peer_avx2() {
 
 step_report() {
     first=1
-    for f in ops engine refresh torch gap pauses serve limits peer peer_avx2 crowd quality; do
+    for f in ops parts engine refresh torch gap pauses serve limits peer peer_avx2 crowd quality; do
         [ -f "$out/$f.csv" ] || continue
         tail -n "+$first" "$out/$f.csv"
         first=2
