@@ -157,7 +157,9 @@ struct backcast_generate_options {
 void backcast_generate_options_init(struct backcast_generate_options *opt);
 /* Return when the daemon has accepted the request and, for a prompt over 16 KiB, the prompt is in
  * the ring. One request a session at a time: BACKCAST_EBUSY. Text may hold any bytes. opt NULL:
- * defaults. */
+ * defaults.
+ * role: "system": put into the cache, END comes without text; "user", also NULL and "": answered, if max_tokens is more than 0,
+ * and with no text at all an answer that was cut goes on; "assistant": the text is the beginning of an answer, which goes on. */
 int backcast_chat(backcast_session *s, const char *role, const char *text, size_t len,
                   const struct backcast_generate_options *opt);
 int backcast_prompt(backcast_session *s, const char *text, size_t len,
