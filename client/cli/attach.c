@@ -3,6 +3,7 @@
  *   --name of a session that is there
  *     --budget, --keep-tokens     it gets them
  *     what it was opened with     must be the same: else nothing is done, and a line has both values of each
+ *     --system                    is for a session without messages: else nothing is done
  *     --ring-bytes, "auto", and   stays as it was, and a line says so
  *     what an older daemon does
  *     not tell
@@ -131,6 +132,26 @@ static int options_compare(const struct args *a, const struct backcast_stats *st
     return CLI_FINE;
 }
 
+bool session_has_messages(const struct backcast_session_stat *s)
+{
+    static const char *const works[] = {"queued", "prefill", "decode", "pruning"};
+
+    for (size_t i = 0; i < ARRAY_LEN(works); i++)
+        if (strcmp(s->state, works[i]) == 0)
+            return true;
+    return s->tokens > 0 || s->tokens_in > 0 || s->tokens_out > 0;
+}
+
+static int system_check(const struct args *a, const struct backcast_session_stat *s)
+{
+    if (a->system == NULL || !session_has_messages(s))
+        return CLI_FINE;
+    say("session %s is there already and has messages, and --system goes before the first one: "
+        "leave it out, or end the session first (`backcast close %s`)",
+        a->session.name, a->session.name);
+    return CLI_FAILED;
+}
+
 /* The session that an attach would find, if there is one, is what was asked for. Before anybody attaches: an answer that nobody waits
  * for goes on. */
 static int session_check(const struct args *a, backcast *c)
@@ -146,7 +167,10 @@ static int session_check(const struct args *a, backcast *c)
     const struct backcast_session_stat *s = stats_named(&st, a->session.name, &others);
     if (others > 1 || (others == 1 && geteuid() == 0))
         s = NULL; /* none but administrators see what is not theirs: who else sees one is in a user namespace, where numbers differ */
-    return s != NULL ? options_compare(a, &st, s) : CLI_FINE;
+    if (s == NULL)
+        return CLI_FINE;
+    rc = options_compare(a, &st, s);
+    return rc == CLI_FINE ? system_check(a, s) : rc;
 }
 
 static int budget_apply(const struct args *a, backcast *c, backcast_session *s)

@@ -507,7 +507,8 @@ static int chat_open_session(struct chat_ui *ui)
         ui->w.replay = false;
         if (!ui->a->quiet)
             say("that was what it said last");
-    } else if (ui->a->system != NULL) {
+    }
+    if (rc == CLI_FINE && ui->a->system != NULL) {
         ui->w.silent = true;
         rc = watch_send(&ui->w, "system", ui->a->system, strlen(ui->a->system), &ui->a->generate);
         ui->w.silent = false;

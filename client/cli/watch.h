@@ -28,8 +28,11 @@ struct watch {
 
 /* attach.c: attaches to the session that a->session.name names, or opens one. Says what goes wrong;
  * returns a cli_exit. *ret_old (may be NULL): it was there already. Then it gets the budget that was
- * asked for; what else was asked for must be what it has. */
+ * asked for; what else was asked for must be what it has, and a->system must come before its first
+ * message: whoever calls sends it. */
 int session_begin(const struct link *l, struct args *a, backcast_session **ret, bool *ret_old);
+/* A system message has no place left: the session has messages, or works on its first one. */
+bool session_has_messages(const struct backcast_session_stat *s);
 /* Finds the words of the session's model, where its file can be read. */
 int watch_open(struct watch *w, const struct link *l, backcast_session *s, const struct args *a);
 void watch_close(struct watch *w);

@@ -163,6 +163,41 @@ static void options_meet_the_session(void **state)
     CHECK(2, NULL, "budget_tokens 1: must be at least 2", "budget", socket_opt, "meet", "1t");
 }
 
+/* The value of a key in one line of JSON, as it stands there. */
+static void json_value(const char *text, const char *key, char *ret, size_t size)
+{
+    const char *at = strstr(text, key);
+    assert_non_null(at);
+    at += strlen(key) + 1; /* the colon */
+    snprintf(ret, size, "%.*s", (int)strcspn(at, ",}"), at);
+}
+
+/* The system message is the first or none: where the session has others, nothing is sent or dropped without a word. */
+static void a_system_message_is_the_first(void **state)
+{
+    (void)state;
+    CHECK(0, NULL, NULL, "chat", socket_opt, "-q", "-n", "bare"); /* no message yet */
+    CHECK(0, NULL, NULL, "chat", socket_opt, "-q", "-n", "bare", "--system", "be short");
+    char before[32], after[32];
+    struct prog_result r = RUN(NULL, "stat", "--json", socket_opt, "bare");
+    json_value(r.out, "\"tokens_in\"", before, sizeof before);
+    assert_string_not_equal(before, "0"); /* it was sent */
+    prog_free(&r);
+    static const char *const commands[] = {"run", "chat"};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        r = RUN("oak\n", commands[i], socket_opt, "-N", "3", "-n", "bare", "--system", "be long");
+        assert_string_equal(r.out, "");
+        prog_check(commands[i], &r, 1, NULL,
+                   "session bare is there already and has messages, and --system goes before");
+    }
+    r = RUN(NULL, "stat", "--json", socket_opt, "bare");
+    json_value(r.out, "\"tokens_in\"", after, sizeof after);
+    assert_string_equal(before, after); /* nothing was */
+    prog_free(&r);
+    CHECK(0, NULL, NULL, "run", socket_opt, "-q", "-N", "3", "-n", "bare", "oak");
+    CHECK(0, "is closed", NULL, "close", socket_opt, "bare");
+}
+
 static void chat_is_json_on_every_line(void **state)
 {
     (void)state;
@@ -298,15 +333,6 @@ static void a_mistake_ends_alike_whoever_finds_it(void **state)
     CHECK(1, NULL, "[name]", "restore", socket_opt, "no.such");
     CHECK(1, NULL, "[model]", "run", socket_opt, "-m", "no.such", "oak");
     CHECK(1, NULL, "kv_memory holds", "run", socket_opt, "-b", "900GiB", "oak");
-}
-
-/* The value of a key in one line of JSON, as it stands there. */
-static void json_value(const char *text, const char *key, char *ret, size_t size)
-{
-    const char *at = strstr(text, key);
-    assert_non_null(at);
-    at += strlen(key) + 1; /* the colon */
-    snprintf(ret, size, "%.*s", (int)strcspn(at, ",}"), at);
 }
 
 /* The number of the session that has a name. */
@@ -521,6 +547,7 @@ int main(void)
         cmocka_unit_test(run_prints_its_own_answer),
         cmocka_unit_test(an_end_tells_the_budget_of_then),
         cmocka_unit_test(options_meet_the_session),
+        cmocka_unit_test(a_system_message_is_the_first),
         cmocka_unit_test(chat_is_json_on_every_line),
         cmocka_unit_test(a_pipe_comes_before_the_arguments),
         cmocka_unit_test(streams_in_one_place_do_not_mix),
