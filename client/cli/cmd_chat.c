@@ -354,15 +354,48 @@ static void do_stat(struct chat_ui *ui, const char *arg)
            micros_text(s->prune_micros, time));
 }
 
+/* It has a place before the first message alone. False: a sentence has said why not. */
+static bool system_fits(struct chat_ui *ui)
+{
+    int rc;
+    const struct backcast_session_stat *s = session_look(ui->w.c, backcast_session_id(ui->s), &rc);
+
+    if (s == NULL && rc < 0)
+        say_failure(ui->w.c, rc, "/system");
+    else if (s == NULL)
+        say("/system: the daemon has closed the session");
+    else if (ui->a->raw)
+        say("/system: --raw has no system message: put it into the text");
+    else if (session_has_messages(s))
+        say("/system: it goes before the first message, and this session has messages: nothing is "
+            "sent");
+    else
+        return true;
+    return false;
+}
+
 static void do_system(struct chat_ui *ui, const char *arg)
 {
     if (arg[0] == '\0') {
         say("/system: the text of the system message is missing");
         return;
     }
+    if (!system_fits(ui))
+        return;
     ui->w.silent = true;
-    watch_send(&ui->w, "system", arg, strlen(arg), &ui->a->generate);
+    int rc = watch_send(&ui->w, "system", arg, strlen(arg), &ui->a->generate);
     ui->w.silent = false;
+    if (rc != CLI_FINE)
+        return;
+    if (ui->a->json) {
+        struct json j = json_start(stdout);
+        json_open(&j, NULL, '{');
+        json_text(&j, "command", "system");
+        json_text(&j, "text", arg);
+        json_shut(&j, '}');
+    } else {
+        fputs("the session has this system message\n", stderr);
+    }
 }
 
 static void do_quit(struct chat_ui *ui, const char *arg)

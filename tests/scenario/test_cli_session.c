@@ -198,6 +198,27 @@ static void a_system_message_is_the_first(void **state)
     CHECK(0, "is closed", NULL, "close", socket_opt, "bare");
 }
 
+/* The same inside of chat, where what is taken is told, too. */
+static void a_system_message_is_confirmed_or_refused(void **state)
+{
+    (void)state;
+    const char *taken = "the session has this system message\n", *late = "before the first message";
+    struct prog_result r = RUN("/system be short\noak\n", "chat", socket_opt, "-q", "-N", "3");
+    assert_null(strstr(r.err, late));
+    prog_check("first", &r, 0, NULL, taken);
+    r = RUN("/system be short\n/system be long\n", "chat", socket_opt, "-q", "-N", "3");
+    assert_non_null(strstr(r.err, taken));
+    prog_check("second", &r, 0, NULL, late);
+    r = RUN("oak\n/system be short\n", "chat", socket_opt, "-q", "-N", "3");
+    assert_null(strstr(r.err, taken));
+    prog_check("after a message", &r, 0, NULL, late);
+    r = RUN("/system be short\n", "chat", socket_opt, "-q", "--raw");
+    prog_check("raw", &r, 0, NULL, "/system: --raw has no system message");
+    r = RUN("/system be short\n", "chat", socket_opt, "-q", "--json");
+    assert_true(json_valid(r.out, true));
+    prog_check("json", &r, 0, "{\"command\":\"system\",\"text\":\"be short\"}", NULL);
+}
+
 static void chat_is_json_on_every_line(void **state)
 {
     (void)state;
@@ -548,6 +569,7 @@ int main(void)
         cmocka_unit_test(an_end_tells_the_budget_of_then),
         cmocka_unit_test(options_meet_the_session),
         cmocka_unit_test(a_system_message_is_the_first),
+        cmocka_unit_test(a_system_message_is_confirmed_or_refused),
         cmocka_unit_test(chat_is_json_on_every_line),
         cmocka_unit_test(a_pipe_comes_before_the_arguments),
         cmocka_unit_test(streams_in_one_place_do_not_mix),
