@@ -2,6 +2,7 @@
  * which looks at one value at a time, cannot judge.
  *
  *   [daemon] log          levels and topics that there are
+ *   [daemon] backend, isa names that there are on some machine; whether on this one, kn_open knows
  *   [session]             a session that asks for nothing can be opened: without the model, as far as tokens go;
  *   [memory] kv_memory    with it, in bytes, too
  *   [limits] max_tokens   at least [session] max_tokens, what a request gets that asks for nothing; where nobody has set that
@@ -9,6 +10,7 @@
  *
  * An error begins with the place where the value at fault was given: a line of the file, or an option. */
 #include "daemon.h"
+#include "kn.h"
 #include "log.h"
 #include <string.h>
 
@@ -117,6 +119,36 @@ static int log_fail(const struct config *c, const struct err *why, struct err *e
                    place_of(c, &key, 1, place, sizeof place), why->text);
 }
 
+static bool backend_known(const char *name)
+{
+    for (unsigned i = 0; kn_backend_name(i) != NULL; i++)
+        if (strcmp(name, kn_backend_name(i)) == 0)
+            return true;
+    return strcmp(name, "auto") == 0;
+}
+
+/* what: the key of [daemon]. first may be NULL; names: those that there are besides. */
+static int name_fail(const struct config *c, const char *what, const char *value, const char *first,
+                     const char *(*names)(unsigned), struct err *e)
+{
+    const struct key key = {"daemon", what};
+    char place[240], list[200];
+    size_t at = (size_t)snprintf(list, sizeof list, "%s", first != NULL ? first : "");
+    for (unsigned i = 0; names(i) != NULL && at < sizeof list; i++)
+        at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", at > 0 ? ", " : "", names(i));
+    return err_set(e, BC_EUNKNOWN, what, "%s[daemon] unknown %s \"%s\"; there are %s",
+                   place_of(c, &key, 1, place, sizeof place), what, value, list);
+}
+
+static int names_check(const struct config *c, struct err *e)
+{
+    if (!backend_known(c->daemon_backend))
+        return name_fail(c, "backend", c->daemon_backend, "auto", kn_backend_name, e);
+    if (c->daemon_isa[0] != '\0' && !kn_isa_known(c->daemon_isa))
+        return name_fail(c, "isa", c->daemon_isa, NULL, kn_isa_name, e);
+    return BC_OK;
+}
+
 static int max_tokens_check(const struct config *c, struct err *e)
 {
     static const struct key keys[] = {{"limits", "max_tokens"}, {"session", "max_tokens"}};
@@ -137,6 +169,9 @@ int settings_check(const struct config *c, const struct engine *en, struct err *
     struct err why;
     if (log_check(c->daemon_log, &why) < 0)
         return log_fail(c, &why, e);
+    int rc = names_check(c, e);
+    if (rc < 0)
+        return rc;
     if (server_defaults_check(&d, en, c->memory_kv_memory.bytes, &why) < 0)
         return session_fail(c, &why, e);
     return max_tokens_check(c, e);

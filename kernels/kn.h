@@ -305,4 +305,8 @@ int kn_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why
 void kn_close(struct kn **kn);
 /* The backends of this build, in order of preference; NULL past the end. */
 const char *kn_backend_name(unsigned i);
+/* What option isa of the cpu backend may be called, whether this machine has it or not, best first; NULL past the end. */
+const char *kn_isa_name(unsigned i);
+/* Whether a backend runs on something of that name on some machine: one of these, its full name (kn.isa), a GPU's. */
+bool kn_isa_known(const char *isa);
 #endif

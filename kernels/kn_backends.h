@@ -15,6 +15,9 @@ int kn_ref_open(struct kn **ret, const struct kn_options *opt, char *why, size_t
 /* Threads and AVX2 / AVX-512, in kernels/cpu/. In the build (KN_HAVE_CPU) once kernels/cpu/cpu.c is
  * there. */
 int kn_cpu_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len);
+/* Names as in kn_isa_name; the full ones too, and those for tests. */
+const char *kn_cpu_isa_name(unsigned i);
+bool kn_cpu_isa_known(const char *isa);
 
 /* A GPU, in kernels/cuda/: the one symbol of libbackcast-cuda.so (and of libbackcast-simt.so, the same sources on a CPU). */
 int kn_cuda_open(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len);

@@ -120,6 +120,39 @@ const char *kn_backend_name(unsigned i)
     return i < N_BACKENDS ? backends[i].name : NULL;
 }
 
+#if defined(KN_HAVE_CPU)
+const char *kn_isa_name(unsigned i)
+{
+    return kn_cpu_isa_name(i);
+}
+
+static bool cpu_isa_known(const char *isa)
+{
+    return kn_cpu_isa_known(isa);
+}
+#else
+const char *kn_isa_name(unsigned i)
+{
+    return i == 0 ? "scalar" : NULL; /* ref's */
+}
+
+static bool cpu_isa_known(const char *isa)
+{
+    return strcmp(isa, kn_isa_name(0)) == 0;
+}
+#endif
+
+/* A GPU's is "sm_90". */
+bool kn_isa_known(const char *isa)
+{
+    static const char gpu[] = "sm_";
+    size_t n = strlen(gpu);
+    if (strncmp(isa, gpu, n) != 0)
+        return cpu_isa_known(isa);
+    size_t digits = strspn(isa + n, "0123456789");
+    return digits > 0 && isa[n + digits] == '\0';
+}
+
 static int open_auto(struct kn **ret, const struct kn_options *opt, char *why, size_t why_len)
 {
     int code = KN_EUNSUPPORTED;

@@ -56,6 +56,19 @@ static const struct isa_choice *choice_named(const char *isa)
     return NULL;
 }
 
+const char *kn_cpu_isa_name(unsigned i)
+{
+    for (size_t k = 0; k < N_CHOICES; k++)
+        if (!choices[k].by_name_only && i-- == 0)
+            return choices[k].option;
+    return NULL;
+}
+
+bool kn_cpu_isa_known(const char *isa)
+{
+    return choice_named(isa) != NULL;
+}
+
 /* isa "X": the reason; this machine has avx512, avx2, scalar */
 static void refuse(const char *isa, const char *reason, char *why, size_t why_len)
 {

@@ -58,6 +58,20 @@ static void names_open_or_are_explained(void **state)
     kn_close(&kn);
 }
 
+/* The list for users is this one, on every machine; what else is known is not listed. */
+static void known_names_are_those_of_every_machine(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < KC_LEN(names); i++) {
+        assert_string_equal(kn_isa_name((unsigned)i), names[i][0]);
+        assert_true(kn_isa_known(names[i][0]) && kn_isa_known(names[i][1]));
+    }
+    assert_null(kn_isa_name(KC_LEN(names)));
+    assert_true(kn_isa_known("amx-model") && kn_isa_known("sm_90"));
+    assert_false(kn_isa_known("z80") || kn_isa_known("") || kn_isa_known("avx"));
+    assert_false(kn_isa_known("sm_") || kn_isa_known("sm_90a") || kn_isa_known("xsm_90"));
+}
+
 static bool have_backend(const char *name)
 {
     for (unsigned i = 0; kn_backend_name(i); i++)
@@ -243,6 +257,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_open_or_are_explained),
+        cmocka_unit_test(known_names_are_those_of_every_machine),
         cmocka_unit_test(activations_are_8_or_16_bits),
         cmocka_unit_test(the_gpu_backend_refuses_16_bits),
         cmocka_unit_test(the_model_multiplies),

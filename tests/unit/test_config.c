@@ -241,6 +241,11 @@ static void values_that_do_not_go_together_name_their_place(void **state)
     struct err e;
     not_together("[daemon]\nlog = loud\n", NULL, ":2: [daemon] log: ", "'loud' is not error");
     not_together("[daemon]\nlog = info\n", "--log=x:loud", "--log: [daemon] log: ", "'loud'");
+    not_together("[daemon]\npin = 0\nbackend = abacus\n", NULL, ":3: [daemon] ",
+                 "unknown backend \"abacus\"; there are auto, ");
+    not_together("[daemon]\nisa = avx2\n", "--isa=sse", "--isa: [daemon] ",
+                 "unknown isa \"sse\"; there are amx, avx512-bf16, avx512, avx2, scalar");
+    not_together("", "--isa=sm_9x", "--isa: [daemon] ", "unknown isa \"sm_9x\"");
     not_together("\n\n[session]\npolicy = guess\n", NULL, ":4: [session] ", "unknown policy");
     not_together("[session]\nspan = 4\n", NULL, ":2: [session] ", "span 4");
     not_together("[session]\nspan = 4\nkeep = 0\n", "--span=6", "--span: [session] ", "span 6");
@@ -254,6 +259,14 @@ static void values_that_do_not_go_together_name_their_place(void **state)
                  ":4: [limits] max_tokens 10 ", "[session] max_tokens 11");
     not_together("[limits]\nsessions = 9\n", "--max-tokens=1048577",
                  "--max-tokens: [limits] max_tokens 1048576 ", "[session] max_tokens 1048577");
+    /* another machine's are no mistake */
+    static const char *const isas[] = {"--isa=amx", "--isa=avx512-vnni", "--isa=scalar",
+                                       "--isa=sm_90", "--backend=cuda"};
+    for (size_t i = 0; i < ARRAY_LEN(isas); i++) {
+        assert_int_equal(read_args(&c, &cmd, &e, 2, "--no-config", isas[i]), BC_OK);
+        assert_int_equal(settings_check(&c, NULL, &e), BC_OK);
+        config_free(&c);
+    }
     write_file("[session]\nmax_tokens = 10\n[limits]\nmax_tokens = 10\n");
     assert_int_equal(read_args(&c, &cmd, &e, 2, "--config", path), BC_OK);
     assert_int_equal(settings_check(&c, NULL, &e), BC_OK);
