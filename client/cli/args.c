@@ -6,6 +6,7 @@
  * name are understood; `--` ends the options.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stddef.h>
@@ -145,6 +146,28 @@ static const struct option_row options[] = {
 #undef AT
 _Static_assert(ARRAY_LEN(options) <= 64, "struct args.given has a bit for each");
 
+/* Whole numbers that any daemon takes, where they are fewer than those of the type. */
+#define TOKENS_MAX 16777216
+static const struct option_range {
+    const char *name;
+    int64_t least, most;
+    const char *note; /* said after the range */
+} ranges[] = {
+    {"keep-tokens", 0, TOKENS_MAX, ""},
+    {"span", 1, 255, ""},
+    {"min-gap", 0, TOKENS_MAX, ""},
+    {"recent-tokens", 0, TOKENS_MAX, ""},
+    {"frozen-tokens", 0, TOKENS_MAX, ""},
+    {"priority", -100, 100, ""},
+    {"weight", 1, 1000, ""},
+    {"max-tokens", 0, TOKENS_MAX,
+     ", and no more than its daemon's limit: 1048576 unless that is set"},
+    {"repeat-last", 0, 1024, ""},
+    {"n-logprobs", -1, 20, ""},
+    {"interval", 0, 3600000, ""},
+};
+#undef TOKENS_MAX
+
 bool size_parse(const char *text, struct size_arg *ret)
 {
     static const struct {
@@ -194,12 +217,12 @@ static bool number_parse(const char *text, uint64_t max, uint64_t *ret)
     return true;
 }
 
-static bool int_parse(const char *text, int *ret)
+static bool int_parse(const char *text, int64_t least, int64_t most, int *ret)
 {
     char *end;
     errno = 0;
     long v = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || v < INT_MIN || v > INT_MAX)
+    if (errno != 0 || end == text || *end != '\0' || v < least || v > most)
         return false;
     *ret = (int)v;
     return true;
@@ -216,10 +239,22 @@ static bool float_parse(const char *text, float *ret)
     return true;
 }
 
+/* The whole numbers that a row takes. */
+static struct option_range option_range(const struct option_row *o)
+{
+    for (size_t i = 0; i < ARRAY_LEN(ranges); i++)
+        if (strcmp(ranges[i].name, o->name) == 0)
+            return ranges[i];
+    if (o->kind == KIND_INT)
+        return (struct option_range){o->name, INT_MIN, INT_MAX, ""};
+    return (struct option_range){o->name, o->kind == KIND_COUNT, UINT32_MAX - 1, ""};
+}
+
 /* Puts text where the row says; false: it is no value of this kind. */
 static bool option_set(const struct option_row *o, const char *text, struct args *a)
 {
     char *at = (char *)a + o->offset;
+    const struct option_range r = option_range(o);
     uint64_t n = 0;
     float f;
 
@@ -241,12 +276,12 @@ static bool option_set(const struct option_row *o, const char *text, struct args
         /* fall through */
     case KIND_U32:
     case KIND_COUNT:
-        if (!number_parse(text, UINT32_MAX - 1, &n) || (o->kind == KIND_COUNT && n == 0))
+        if (!number_parse(text, (uint64_t)r.most, &n) || n < (uint64_t)r.least)
             return false;
         *(uint32_t *)at = (uint32_t)n;
         return true;
     case KIND_INT:
-        return int_parse(text, (int *)at);
+        return int_parse(text, r.least, r.most, (int *)at);
     case KIND_FLOAT:
         if (!float_parse(text, &f))
             return false;
@@ -268,24 +303,29 @@ static bool option_set(const struct option_row *o, const char *text, struct args
     return false;
 }
 
-static const char *kind_text(enum option_kind kind)
+/* What a value of the row is, into buf; returns buf. */
+static const char *value_text(const struct option_row *o, char *buf, size_t len)
 {
-    switch (kind) {
+    const struct option_range r = option_range(o);
+
+    switch (o->kind) {
     case KIND_SIZE:
-        return "a size: bytes (64MiB) or tokens (512t)";
-    case KIND_U32_AUTO:
-        return "a whole number, or auto";
-    case KIND_INT:
-        return "a whole number";
-    case KIND_COUNT:
-        return "a whole number, 1 or more";
+        snprintf(buf, len, "a size: bytes (64MiB) or tokens (512t)");
+        break;
     case KIND_FLOAT:
-        return "a number";
+        snprintf(buf, len, "a number");
+        break;
     case KIND_STOP:
-        return "one of at most 8 stop texts";
+        snprintf(buf, len, "one of at most 8 stop texts");
+        break;
+    case KIND_SEED:
+        snprintf(buf, len, "a whole number, 0 to %" PRIu64, UINT64_MAX);
+        break;
     default:
-        return "a whole number, 0 or more";
+        snprintf(buf, len, "a whole number, %" PRId64 " to %" PRId64 "%s%s", r.least, r.most,
+                 o->kind == KIND_U32_AUTO ? ", or auto" : "", r.note);
     }
+    return buf;
 }
 
 /* The row of a long name or of its unambiguous beginning, among the command's options. */
@@ -349,7 +389,8 @@ static int option_take(const struct command_row *cmd, int argc, char **argv, int
         value = argv[++*i];
     }
     if (!option_set(o, value, a)) {
-        say("--%s: '%s' is not %s", o->name, value, kind_text(o->kind));
+        char text[160];
+        say("--%s: '%s' is not %s", o->name, value, value_text(o, text, sizeof(text)));
         return CLI_USAGE;
     }
     a->given |= UINT64_C(1) << (o - options);

@@ -112,7 +112,7 @@ static void what_cannot_be_measured_is_refused(void **state)
 {
     (void)state;
     struct prog_result r = bench("--rounds", "0", NULL);
-    must(&r, 2, "--rounds: '0' is not a whole number, 1 or more");
+    must(&r, 2, "--rounds: '0' is not a whole number, 1 to 4294967294");
     prog_free(&r);
     r = bench("--rounds", "101", NULL);
     must(&r, 2, "--rounds: 101 is not from 1 to 100");

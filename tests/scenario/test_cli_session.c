@@ -163,6 +163,33 @@ static void options_meet_the_session(void **state)
     CHECK(2, NULL, "budget_tokens 1: must be at least 2", "budget", socket_opt, "meet", "1t");
 }
 
+/* A number beyond what its option takes is told the range, whichever way it is beyond. */
+static void numbers_are_told_their_range(void **state)
+{
+    (void)state;
+    static const char *const bad[][3] = {
+        {"-N", "99999999999", "a whole number, 0 to 16777216, and no more than its daemon"},
+        {"-N", "5000000000", "limit: 1048576"},
+        {"-N", "4294967295", "limit: 1048576"},
+        {"-N", "-1", "0 to 16777216"},
+        {"-N", "18446744073709551617", "0 to 16777216"},
+        {"--weight", "0", "--weight: '0' is not a whole number, 1 to 1000"},
+        {"--weight", "1001", "1 to 1000"},
+        {"--priority", "-101", "-100 to 100"},
+        {"--priority", "99999999999", "-100 to 100"},
+        {"--n-logprobs", "21", "-1 to 20"},
+        {"--top-k", "4294967295", "0 to 4294967294"},
+        {"--recent-tokens", "16777217", "0 to 16777216, or auto"},
+        {"--seed", "18446744073709551616", "0 to 18446744073709551615"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct prog_result r = RUN(NULL, "run", socket_opt, bad[i][0], bad[i][1], "oak");
+        prog_check(bad[i][1], &r, 2, NULL, bad[i][2]);
+    }
+    CHECK(2, NULL, "1048576", "run", socket_opt, "-N", "1048577", "oak"); /* the daemon's own */
+    CHECK(0, NULL, NULL, "run", socket_opt, "-q", "--raw", "-N", "1", "--weight", "1000",
+          "--priority", "-100", "--recent-tokens", "auto", "oak");
+}
+
 /* The value of a key in one line of JSON, as it stands there. */
 static void json_value(const char *text, const char *key, char *ret, size_t size)
 {
@@ -314,7 +341,7 @@ static void mistakes_come_before_the_private_daemon(void **state)
     CHECK(1, NULL, "needs a running backcastd", "run", "-m", MODEL, "--durable", "--name=x", "oak");
     CHECK(2, NULL, "prompt is empty", "run", "-m", MODEL, "");
     CHECK(2, NULL, "prompt is empty", "run", "-m", MODEL);
-    CHECK(2, NULL, "1 or more", "top", socket_opt, "-c", "0");
+    CHECK(2, NULL, "'0' is not a whole number, 1 to 4294967294", "top", socket_opt, "-c", "0");
 }
 
 /* A value that its option cannot have is usage, whoever finds it: the command, a daemon that listens, or the private one
@@ -568,6 +595,7 @@ int main(void)
         cmocka_unit_test(run_prints_its_own_answer),
         cmocka_unit_test(an_end_tells_the_budget_of_then),
         cmocka_unit_test(options_meet_the_session),
+        cmocka_unit_test(numbers_are_told_their_range),
         cmocka_unit_test(a_system_message_is_the_first),
         cmocka_unit_test(a_system_message_is_confirmed_or_refused),
         cmocka_unit_test(chat_is_json_on_every_line),
