@@ -431,6 +431,11 @@ int args_parse(const struct command_row *cmd, int argc, char **argv, struct args
         say("--raw has no system message: put it into the text");
         return CLI_USAGE;
     }
+    if (!ret->json && (ret->generate.n_logprobs >= 0 || ret->generate.prompt_logprobs)) {
+        say("--%s is printed with --json alone",
+            ret->generate.n_logprobs >= 0 ? "n-logprobs" : "prompt-logprobs");
+        return CLI_USAGE;
+    }
     return CLI_FINE;
 }
 

@@ -62,6 +62,8 @@ static void usage_is_2_and_failure_is_1(void **state)
     CHECK(2, NULL, "not a size", "budget", "1", "lots");
     CHECK(2, NULL, "--raw has no system", "run", "--raw", "--system", "x", "y");
     CHECK(2, NULL, "--raw has no system", "chat", "--raw", "--system", "x");
+    CHECK(2, NULL, "--n-logprobs is printed with --json alone", "run", "--n-logprobs", "2", "y");
+    CHECK(2, NULL, "--prompt-logprobs is printed with --json", "chat", "--prompt-logprobs");
     CHECK(0, "usage", NULL, "help");
     CHECK(0, "--span-quantile", NULL, "help", "run");
     CHECK(0, "--json", NULL, "ls", "--help");
