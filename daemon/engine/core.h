@@ -418,9 +418,10 @@ int models_find(struct engine *en, const char *name, struct model_ref **ret, str
 int models_default(struct engine *en, const char *path, const char *name, struct model_ref **ret,
                    struct err *e);
 void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_t), void *arg);
-int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hidden,
-                struct pool **ret, struct err *e);
-/* Says in the log if kv_memory holds not one page of m's caches. */
+/* The pages that a session of such keys and values takes under that policy. */
+int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv,
+                const struct evict_policy *policy, struct pool **ret, struct err *e);
+/* Says in the log if kv_memory holds not one page of m's caches, or none of the usual type and policy. */
 void models_memory_check(const struct engine *en, const struct model_ref *m);
 /* BC_EBUDGET: so much holds not one page of m's caches, whatever the type of its keys and values. */
 int models_memory_least(const struct model_ref *m, uint64_t kv_memory, struct err *e);

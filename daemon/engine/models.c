@@ -543,15 +543,24 @@ int models_page(const struct model_ref *m, enum kn_type kv, bool hidden, uint64_
     return rc;
 }
 
-int models_memory_least(const struct model_ref *m, uint64_t kv_memory, struct err *e)
+/* The type of keys and values whose page, without hidden rows, is the smallest, and its bytes; NULL: the model has none. */
+static const struct kn_kv_type *smallest_type(const struct model_ref *m, uint64_t *ret)
 {
     const struct kn_kv_type *t, *smallest = NULL;
-    uint64_t least = UINT64_MAX, page;
+    uint64_t page;
     for (unsigned i = 0; (t = kn_kv_type_at(i)) != NULL; i++)
-        if (models_page(m, t->type, false, &page, NULL) == BC_OK && page < least) {
-            least = page;
+        if (models_page(m, t->type, false, &page, NULL) == BC_OK &&
+            (smallest == NULL || page < *ret)) {
+            *ret = page;
             smallest = t;
         }
+    return smallest;
+}
+
+int models_memory_least(const struct model_ref *m, uint64_t kv_memory, struct err *e)
+{
+    uint64_t least = 0;
+    const struct kn_kv_type *smallest = smallest_type(m, &least);
     if (smallest == NULL || kv_memory >= least)
         return BC_OK;
     return err_amount(e, BC_EBUDGET, "kv_memory", least, kv_memory,
@@ -564,8 +573,8 @@ int models_memory_least(const struct model_ref *m, uint64_t kv_memory, struct er
 void models_memory_check(const struct engine *en, const struct model_ref *m)
 {
     const struct evict_policy *usual = evict_policy_find(EVICT_POLICY_DEFAULT);
-    const struct kn_kv_type *t = kn_kv_type_at(0);
-    uint64_t page = 0;
+    uint64_t page = 0, least = 0;
+    const struct kn_kv_type *t = kn_kv_type_at(0), *smallest = smallest_type(m, &least);
     struct err e;
     if (models_memory_least(m, en->kv_memory, &e) < 0)
         log_error("engine.models", "%s", e.text);
@@ -573,25 +582,29 @@ void models_memory_check(const struct engine *en, const struct model_ref *m)
              en->kv_memory < page)
         log_warn("engine.models",
                  "%s: kv_memory %llu holds not one page of kv_type %s and policy %s (%llu bytes): "
-                 "sessions of it need others",
+                 "such sessions cannot be opened; those of kv_type %s and policy none can "
+                 "(%llu bytes)",
                  m->name, (unsigned long long)en->kv_memory, t->name, usual->name,
-                 (unsigned long long)page);
+                 (unsigned long long)page, smallest->name, (unsigned long long)least);
 }
 
-int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv, bool hidden,
-                struct pool **ret, struct err *e)
+int models_pool(struct engine *en, struct model_ref *m, enum kn_type kv,
+                const struct evict_policy *policy, struct pool **ret, struct err *e)
 {
+    bool hidden = policy->needs_hidden;
     uint64_t page = 0;
     int rc = models_page(m, kv, hidden, &page, e);
     if (rc < 0)
         return rc;
+    if (en->kv_memory < page)
+        return err_amount(e, BC_EBUDGET, "kv_memory", page, en->kv_memory,
+                          "kv_memory %llu holds not one page of kv_type %s and policy %s (%llu "
+                          "bytes)",
+                          (unsigned long long)en->kv_memory, kn_kv_type_find(kv)->name,
+                          policy->name, (unsigned long long)page);
     struct pool **at = &m->pools[kind_of(kv, hidden)];
     if (*at == NULL) {
         struct kn_kv shape;
-        if (en->kv_memory < page)
-            return err_amount(e, BC_EBUDGET, "kv_memory", page, en->kv_memory,
-                              "kv_memory %llu holds not one page of this model (%llu bytes)",
-                              (unsigned long long)en->kv_memory, (unsigned long long)page);
         /* addresses for as much as kv_memory may ever become; memory comes with the pages */
         uint64_t n = BC_MIN(en->opt.kv_memory_max / page, (uint64_t)POOL_PAGES_MAX);
         model_kv_shape(m->model, kv, hidden, &shape);

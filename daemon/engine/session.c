@@ -192,8 +192,9 @@ static int open_cache(struct engine *en, struct session *s, const struct command
     s->ask = c->u.open.evict;
     const struct evict_policy *policy =
         evict_policy_find(s->ask.policy != NULL ? s->ask.policy : EVICT_POLICY_DEFAULT);
-    bool hidden = policy != NULL && policy->needs_hidden; /* unknown: evict_resolve says so */
-    int rc = models_pool(en, s->m, s->kv_type, hidden, &s->pool, e);
+    if (policy == NULL) /* which ones there are */
+        return evict_resolve(&s->ask, 0, 0, &p, e);
+    int rc = models_pool(en, s->m, s->kv_type, policy, &s->pool, e);
     if (rc < 0)
         return rc;
     const struct terms t = {.m = s->m,

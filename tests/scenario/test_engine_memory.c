@@ -491,6 +491,9 @@ static void memory_that_holds_no_page_is_told(void **state)
     snprintf(number, sizeof number, "counter_causal_fast (%llu bytes)", (unsigned long long)usual);
     assert_non_null(strstr(log, number));
     assert_null(strstr(log, "no session of it can be opened"));
+    snprintf(number, sizeof number, "those of kv_type %s and policy none can (%llu bytes)", type,
+             (unsigned long long)least);
+    assert_non_null(strstr(log, number));
     log_of(usual, 0, log, sizeof log);
     assert_null(strstr(log, "not one page"));
     log_of(usual, least - 1, log, sizeof log); /* lowered while it runs */
@@ -543,6 +546,25 @@ static void the_usual_session_is_judged_by_the_models_pages(void **state)
     eh_close(&h);
 }
 
+/* What the log says then is so, and who asks for the wrong pages is told what was asked for. */
+static void memory_of_one_small_page_serves_those_who_ask_for_it(void **state)
+{
+    (void)state;
+    struct eh_ask ask = {.policy = "none"};
+    uint64_t least = smallest_page(&ask.kv_type), usual = page_bytes(&(struct eh_ask){0});
+    struct eh *h = eh_open("tiny-qwen3.gguf", so_little, &least);
+    char says[96];
+    uint64_t s = eh_session(h, &ask);
+    const struct err *e =
+        eh_expect_error(h, eh_post_open(h, &(struct eh_ask){0}), BC_EBUDGET, "kv_memory");
+    snprintf(says, sizeof says, "not one page of kv_type f16 and policy %s (%llu bytes)",
+             EVICT_POLICY_DEFAULT, (unsigned long long)usual);
+    assert_non_null(strstr(e->text, says));
+    eh_expect_error(h, eh_post_open(h, &(struct eh_ask){.policy = "guess"}), BC_EUNKNOWN, "policy");
+    eh_close_session(h, s);
+    eh_close(&h);
+}
+
 /* A session that asks for no budget, where there is not one page: it is the memory that is named. */
 static void a_memory_lowered_below_a_page_is_named(void **state)
 {
@@ -574,6 +596,7 @@ int main(void)
         cmocka_unit_test(prefill_end_has_its_prompt_reserved_or_refused),
         cmocka_unit_test(sessions_belong_to_their_user),
         cmocka_unit_test(memory_that_holds_no_page_is_told),
+        cmocka_unit_test(memory_of_one_small_page_serves_those_who_ask_for_it),
         cmocka_unit_test(the_usual_session_is_judged_by_the_models_pages),
         cmocka_unit_test(a_memory_lowered_below_a_page_is_named),
     };
