@@ -109,10 +109,7 @@ static void daemon_reload(struct daemon *d);
 
 static void load_failed(struct daemon *d)
 {
-    if (d->load_refused)
-        log_error("daemon", "%s", d->load_err.text);
-    else
-        log_error("daemon", "%s: %s", d->opt.model_path, d->load_err.text);
+    log_error("daemon", "%s", d->load_err.text);
     notify_failed(d->opt.parent_fd, d->load_err.text);
     d->exit_code = d->load_refused                  ? DAEMON_EXIT_USAGE
                    : d->load_err.code == BC_EDEVICE ? DAEMON_EXIT_DEVICE

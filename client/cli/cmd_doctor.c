@@ -87,8 +87,8 @@ static uint64_t check_model(struct doctor *d, const struct args *a)
         check(d, BAD, "model", "%s", e.text);
         return 0;
     }
-    if (gguf_open(&g, path, &e) < 0) {
-        check(d, BAD, "model", "%s: %s", path, e.text);
+    if (model_file_open(&g, path, &e) < 0) {
+        check(d, BAD, "model", "%s", e.text);
         return 0;
     }
     uint64_t bytes = gguf_file_bytes(g);

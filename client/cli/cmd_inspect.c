@@ -123,7 +123,7 @@ int cmd_inspect(struct args *a)
     struct gguf *g = NULL;
     struct err e = {0};
 
-    if (model_find(a->rest[0], path, sizeof(path), &e) < 0 || gguf_open(&g, path, &e) < 0) {
+    if (model_find(a->rest[0], path, sizeof(path), &e) < 0 || model_file_open(&g, path, &e) < 0) {
         say_err(&e, "inspect");
         return CLI_FAILED;
     }

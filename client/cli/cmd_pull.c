@@ -327,7 +327,7 @@ static int pull_file(struct args *a, const char *path)
     char real[PATH_MAX], sum[65];
     struct stat st;
 
-    if (gguf_open(&g, path, &e) < 0) {
+    if (model_file_open(&g, path, &e) < 0) {
         say_err(&e, "pull");
         return CLI_FAILED;
     }

@@ -18,13 +18,14 @@ static int vocab_open(const struct args *a, struct tok **ret, const char *doing)
     struct gguf *g = NULL;
     struct err e = {0};
 
-    if (model_find(a->model, path, sizeof(path), &e) < 0 || gguf_open(&g, path, &e) < 0) {
+    if (model_find(a->model, path, sizeof(path), &e) < 0 || model_file_open(&g, path, &e) < 0) {
         say_err(&e, doing);
         return CLI_FAILED;
     }
     int rc = tok_open(ret, g, &e);
     gguf_close(&g);
     if (rc < 0) {
+        err_of_file(&e, path);
         say_err(&e, doing);
         return CLI_FAILED;
     }

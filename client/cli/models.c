@@ -143,6 +143,14 @@ int model_find(const char *name, char *buf, size_t len, struct err *e)
     return BC_OK;
 }
 
+int model_file_open(struct gguf **ret, const char *path, struct err *e)
+{
+    int rc = gguf_open(ret, path, e);
+    if (rc < 0)
+        err_of_file(e, path);
+    return rc;
+}
+
 /* ---- models */
 
 static int name_order(const struct dirent **a, const struct dirent **b)

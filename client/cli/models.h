@@ -24,6 +24,9 @@ void model_name(const char *path, char *ret, size_t len);
 int models_dir(char *buf, size_t len, struct err *e);
 /* The file of a model; name NULL: the default model. BC_ENOTFOUND says what to do about it. */
 int model_find(const char *name, char *buf, size_t len, struct err *e);
+/* Opens a model's file; an error names it. */
+struct gguf;
+int model_file_open(struct gguf **ret, const char *path, struct err *e);
 /* "$base/backcast" with base = $env or ~/fallback; for data, state, cache folders. */
 int xdg_dir(const char *env, const char *fallback, char *buf, size_t len, struct err *e);
 int make_dirs(const char *path, struct err *e); /* mkdir -p, mode 0700 for what is missing */

@@ -73,6 +73,18 @@ int err_nomem(struct err *e, size_t bytes)
     return err_set(e, BC_ENOMEM, "", "out of memory: %zu bytes could not be allocated", bytes);
 }
 
+void err_of_file(struct err *e, const char *path)
+{
+    char text[sizeof e->text];
+    size_t len = strlen(path), used = strlen(e->text) + sizeof "...: ";
+    if (strstr(e->text, path) != NULL || used + 16 > sizeof text)
+        return;
+    size_t room = sizeof text - used;
+    snprintf(text, sizeof text, "%s%s: %s", len > room ? "..." : "",
+             len > room ? path + len - room : path, e->text);
+    memcpy(e->text, text, strlen(text) + 1);
+}
+
 _Noreturn void bc_panic(const char *file, int line, const char *what)
 {
     fprintf(stderr, "backcast: %s:%d: assertion failed: %s\n", file, line, what);

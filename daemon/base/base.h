@@ -39,6 +39,8 @@ int err_amount(struct err *e, int code, const char *field, uint64_t needed, uint
                const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 /* Out of memory, said once the same way. */
 int err_nomem(struct err *e, size_t bytes);
+/* Puts the file that an error is of before its sentence, which may name it already; of a long path its end. */
+void err_of_file(struct err *e, const char *path);
 
 _Noreturn void bc_panic(const char *file, int line, const char *what);
 #define bc_assert(x) ((x) ? (void)0 : bc_panic(__FILE__, __LINE__, #x))

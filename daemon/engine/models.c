@@ -418,7 +418,8 @@ void models_load(struct model_ref *m, void (*progress)(void *, uint64_t, uint64_
         m->err.code = rc;
         if (m->err.field[0] == '\0' || strcmp(m->err.field, "path") == 0)
             snprintf(m->err.field, sizeof m->err.field, "model"); /* what the client called it */
-        log_warn("engine.models", "%s: %s", m->path, m->err.text);
+        err_of_file(&m->err, m->path);
+        log_warn("engine.models", "%s", m->err.text);
         if (m->again)
             weights_free(m); /* it sleeps on */
         return;

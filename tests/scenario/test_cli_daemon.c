@@ -79,6 +79,39 @@ static void usage_is_2_and_failure_is_1(void **state)
     CHECK(1, NULL, "no file and not in the catalogue", "pull", "gpt-9");
 }
 
+/* What is wrong with a model's file is said with its name, whoever reads it. */
+static void errors_name_the_model_file(void **state)
+{
+    (void)state;
+    char file[FOLDER_PATH + 16], want[FOLDER_PATH + 200], first[64];
+    snprintf(file, sizeof file, "%s/cut.gguf", home.dir);
+    FILE *in = fopen(MODEL, "r"), *out = fopen(file, "w");
+    assert_non_null(in);
+    assert_non_null(out);
+    assert_int_equal(fread(first, 1, sizeof first, in), sizeof first);
+    assert_int_equal(fwrite(first, 1, sizeof first, out), sizeof first);
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
+    static const char *const commands[][2] = {
+        {"inspect", NULL}, {"pull", NULL}, {"tokenize", "x"}, {"run", "x"}, {"run", "there"}};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        const char *name = commands[i][0], *text = commands[i][1];
+        struct prog_result r;
+        if (text == NULL)
+            r = RUN(NULL, name, file);
+        else if (strcmp(text, "there") == 0)
+            r = RUN(NULL, name, socket_opt, "-m", file, text);
+        else
+            r = RUN(NULL, name, "-m", file, text);
+        snprintf(want, sizeof want, "%s: ", file);
+        const char *once = strstr(r.err, want);
+        if (once == NULL || strstr(once + 1, want) != NULL)
+            fail_msg("%s does not name %s once: %s", name, file, r.err);
+        prog_check(name, &r, 1, NULL, NULL);
+    }
+    assert_int_equal(unlink(file), 0);
+}
+
 /* A full disk behind standard output is a failure, whatever the command. */
 static void what_cannot_be_written_is_said(void **state)
 {
@@ -354,6 +387,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(usage_is_2_and_failure_is_1),
+        cmocka_unit_test(errors_name_the_model_file),
         cmocka_unit_test(what_cannot_be_written_is_said),
         cmocka_unit_test(manual_names_every_command),
         cmocka_unit_test(models_and_vocabularies_need_no_daemon),

@@ -156,6 +156,29 @@ static void wrong_options_are_usage(void **state)
 
 /* ---- JSON */
 
+/* The file stands before the sentence, once; of a path that is too long its end, and the sentence whole. */
+static void errors_are_of_a_file(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    char path[400];
+
+    err_set(&e, BC_ECORRUPT, "magic", "not a GGUF file");
+    err_of_file(&e, "/a/b.gguf");
+    err_of_file(&e, "/a/b.gguf");
+    assert_string_equal(e.text, "/a/b.gguf: not a GGUF file");
+    memset(path, 'x', sizeof path);
+    snprintf(path + 380, 20, "/end.gguf");
+    err_set(&e, BC_ECORRUPT, "magic", "not a GGUF file");
+    err_of_file(&e, path);
+    assert_int_equal(strncmp(e.text, "...xxx", 6), 0);
+    assert_int_equal(strlen(e.text), sizeof e.text - 1);
+    assert_string_equal(strstr(e.text, "/end"), "/end.gguf: not a GGUF file");
+    memset(e.text, 'y', sizeof e.text - 1); /* no room: it stays as it is */
+    err_of_file(&e, path);
+    assert_int_equal(strspn(e.text, "y"), sizeof e.text - 1);
+}
+
 static void json_escapes_every_byte(void **state)
 {
     (void)state;
@@ -469,6 +492,7 @@ int main(void)
         cmocka_unit_test(sizes_are_bytes_or_tokens),
         cmocka_unit_test(options_have_the_names_of_the_library),
         cmocka_unit_test(wrong_options_are_usage),
+        cmocka_unit_test(errors_are_of_a_file),
         cmocka_unit_test(json_escapes_every_byte),
         cmocka_unit_test(transcript_knows_the_words_of_ranges),
         cmocka_unit_test(transcript_trusts_the_stream_more_than_itself),
