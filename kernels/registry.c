@@ -1,6 +1,7 @@
 /* registry.c: which backends this build has, in order of preference, and the choice among them.
  *
- *   kn_open("auto")  the first of the table that opens on this machine; why then says what spoke against better ones
+ *   kn_open("auto")  the first of the table that opens on this machine; why then says what spoke against better ones.
+ *                    Options that one of them calls wrong are an error: the next one may only be slower
  *   kn_open("cpu")   that one or an error
  *
  * Backends that need a vendor's libraries are shared objects, so that the program starts without them. They are looked for
@@ -167,7 +168,7 @@ static int open_auto(struct kn **ret, const struct kn_options *opt, char *why, s
                              reason);
             at += n > 0 ? (size_t)n : 0;
         }
-        if (code == KN_OK || (code == KN_ENOMEM && !backends[i].has_memory))
+        if (code == KN_OK || code == KN_EINVALID || (code == KN_ENOMEM && !backends[i].has_memory))
             break;
     }
     return code;

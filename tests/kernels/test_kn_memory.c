@@ -86,6 +86,20 @@ static void threads_are_what_was_asked(void **state)
             assert_in_range(kn->n_threads, ref || !threads ? 1 : threads, ref ? 1 : 64);
             kn_close(&kn);
         }
+    /* too many for the best one: no reason to take a slower one, which has a single thread */
+    struct kn_options opt = {.backend = "auto", .threads = 1000};
+    struct kn *kn = NULL;
+    char why[200];
+    if (!opens("cpu"))
+        return;
+    int code = kn_open(&kn, &opt, why, sizeof why);
+    if (code == KN_OK) {
+        assert_true(kc_is_device(kn));
+        kn_close(&kn);
+        return;
+    }
+    assert_int_equal(code, KN_EINVALID);
+    assert_non_null(strstr(why, "threads: 1000"));
 }
 
 static bool all_are(struct kn *kn, const void *dev, size_t bytes, uint8_t value)
