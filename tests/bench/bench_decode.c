@@ -13,6 +13,7 @@
 #include <string.h>
 #include "bench.h"
 #include "clock.h"
+#include "number.h"
 
 #define BATCH_MAX 64u
 #define STEPS_MAX 256u
@@ -67,11 +68,11 @@ static bool parse(struct options *o, int argc, char **argv)
         if (strcmp(a, "--backend") == 0)
             o->kn.backend = v;
         else if (strcmp(a, "--threads") == 0)
-            o->kn.threads = (uint32_t)strtoul(v, NULL, 10);
+            o->kn.threads = number_take(a, v, 0, NUMBER_THREADS_MAX);
         else if (strcmp(a, "--context") == 0)
-            o->context = (uint32_t)strtoul(v, NULL, 10);
+            o->context = number_take(a, v, 1, UINT32_MAX);
         else if (strcmp(a, "--steps") == 0)
-            o->steps = (uint32_t)strtoul(v, NULL, 10);
+            o->steps = number_take(a, v, 1, UINT32_MAX);
         else if (strcmp(a, "--batch") != 0 ||
                  (o->n_batch = list_parse(v, o->batch, SIZES_MAX, 1, BATCH_MAX)) == 0)
             return false;

@@ -11,8 +11,10 @@
 #include <string.h>
 #include "clock.h"
 #include "engine.h"
+#include "number.h"
 
 #define SESSIONS_MAX 64u
+#define TOKENS_MAX (1u << 20)
 
 struct bench {
     const char *model, *policy, *backend, *isa, *kv_type, *text;
@@ -46,20 +48,19 @@ static bool parse(struct bench *b, int argc, char **argv)
         }
         if (v == NULL)
             return false;
-        uint32_t n = (uint32_t)strtoul(v, NULL, 10);
         i++;
         if (strcmp(a, "--sessions") == 0)
-            b->sessions = n;
+            b->sessions = number_take(a, v, 1, SESSIONS_MAX);
         else if (strcmp(a, "--prompt") == 0)
-            b->prompt = n;
+            b->prompt = number_take(a, v, 1, TOKENS_MAX);
         else if (strcmp(a, "--new") == 0)
-            b->n_new = n;
+            b->n_new = number_take(a, v, 1, TOKENS_MAX);
         else if (strcmp(a, "--budget") == 0)
-            b->budget = n;
+            b->budget = number_take(a, v, 0, TOKENS_MAX);
         else if (strcmp(a, "--threads") == 0)
-            b->threads = n;
+            b->threads = number_take(a, v, 0, NUMBER_THREADS_MAX);
         else if (strcmp(a, "--activations") == 0)
-            b->activations = n;
+            b->activations = number_take(a, v, 0, 16);
         else if (strcmp(a, "--policy") == 0)
             b->policy = v;
         else if (strcmp(a, "--backend") == 0)
@@ -73,8 +74,7 @@ static bool parse(struct bench *b, int argc, char **argv)
         else
             return false;
     }
-    return b->model != NULL && b->sessions > 0 && b->sessions <= SESSIONS_MAX && b->n_new > 0 &&
-           b->prompt > 0;
+    return b->model != NULL;
 }
 
 static void die(const struct err *e)

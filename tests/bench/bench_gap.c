@@ -30,6 +30,7 @@
 #include <time.h>
 #include "clock.h"
 #include "core.h"
+#include "number.h"
 
 #define REST 100u /* steps of the neighbour beside a cache at rest, a round */
 #define ROUNDS_MAX 64u
@@ -299,13 +300,13 @@ static bool parse(struct bench *b, int argc, char **argv)
             return false;
         i++;
         if (strcmp(a, "--threads") == 0)
-            b->threads = (uint32_t)strtoul(v, NULL, 10);
+            b->threads = number_take(a, v, 0, NUMBER_THREADS_MAX);
         else if (strcmp(a, "--tokens") == 0)
-            b->tokens = (uint32_t)strtoul(v, NULL, 10);
+            b->tokens = number_take(a, v, 0, UINT32_MAX);
         else if (strcmp(a, "--rounds") == 0)
-            b->rounds = (uint32_t)strtoul(v, NULL, 10);
+            b->rounds = number_take(a, v, 0, UINT32_MAX);
         else if (strcmp(a, "--longest") == 0)
-            b->longest = (uint32_t)strtoul(v, NULL, 10);
+            b->longest = number_take(a, v, 0, UINT32_MAX);
         else if (strcmp(a, "--policy") == 0)
             b->policy = v;
         else if (strcmp(a, "--score") == 0)

@@ -11,6 +11,7 @@
  *                                   processes count too. Not printed where there is none that counts memory
  *
  * CSV: bench,case,figure,value */
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,7 +76,7 @@ static void memory_print(const struct pages *p, const char *what)
            file_mib("/proc/self/smaps_rollup", "Rss:"), what,
            file_mib("/proc/self/smaps_rollup", "AnonHugePages:"));
     if (p->used_before >= 0)
-        printf("pages,%s,system_mib,%.0f\n", what, group_mib() - p->used_before);
+        printf("pages,%s,system_mib,%.0f\n", what, rint(group_mib() - p->used_before) + 0.0);
 }
 
 static void commit_all(const struct pages *p, const char *print)

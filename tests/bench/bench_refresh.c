@@ -16,6 +16,7 @@
 #include <string.h>
 #include "bench.h"
 #include "clock.h"
+#include "number.h"
 
 #define SIZES_MAX 16
 #define SESSIONS_MAX 64u
@@ -50,8 +51,38 @@ static int usage(void)
 {
     fprintf(stderr, "usage: bench_refresh MODEL.gguf [--threads N] [--backend NAME] [--isa NAME]\n"
                     "       [--kv-type TYPE] [--n 256,512,...] [--reps N] [--block N]\n"
-                    "       [--score NAME] [--sessions 1,2,4,...]\n");
+                    "       [--score fast|full[\" logit\"|\" logprob\"]] [--sessions 1,2,4,...]\n");
     return 2;
+}
+
+/* ---- which scores: bit 0 of a work fast, bit 1 logprob ---- */
+
+#define SCORES 4
+
+static const char *score_of(int work)
+{
+    return work & 1 ? "fast" : "full";
+}
+
+static const char *value_of(int work)
+{
+    return work & 2 ? "logprob" : "logit";
+}
+
+/* Whether that score is to be measured. */
+static bool asked(const struct options *o, int work)
+{
+    char name[32];
+    snprintf(name, sizeof name, "%s %s", score_of(work), value_of(work));
+    return !o->score || strncmp(name, o->score, strlen(o->score)) == 0;
+}
+
+static bool asked_any(const struct options *o)
+{
+    bool any = false;
+    for (int work = 0; work < SCORES; work++)
+        any |= asked(o, work);
+    return any;
 }
 
 static bool parse(struct options *o, int argc, char **argv)
@@ -71,7 +102,7 @@ static bool parse(struct options *o, int argc, char **argv)
         } else {
             char *v = argv[++i];
             if (strcmp(a, "--threads") == 0)
-                o->kn.threads = (uint32_t)strtoul(v, NULL, 10);
+                o->kn.threads = number_take(a, v, 0, NUMBER_THREADS_MAX);
             else if (strcmp(a, "--backend") == 0)
                 o->kn.backend = v;
             else if (strcmp(a, "--isa") == 0)
@@ -79,11 +110,11 @@ static bool parse(struct options *o, int argc, char **argv)
             else if (strcmp(a, "--kv-type") == 0)
                 o->kv_type = v;
             else if (strcmp(a, "--reps") == 0)
-                o->reps = (uint32_t)strtoul(v, NULL, 10);
+                o->reps = number_take(a, v, 1, REPS_MAX);
             else if (strcmp(a, "--score") == 0)
                 o->score = v;
             else if (strcmp(a, "--block") == 0)
-                o->block = (uint32_t)strtoul(v, NULL, 10);
+                o->block = number_take(a, v, 1, BLOCK_MAX);
             else if (strcmp(a, "--sessions") == 0 &&
                      (o->n_sessions = list_parse(v, o->sessions, SIZES_MAX, 1, SESSIONS_MAX)) > 0)
                 continue;
@@ -92,7 +123,7 @@ static bool parse(struct options *o, int argc, char **argv)
                 return false;
         }
     }
-    return o->model && o->reps > 0 && o->reps <= REPS_MAX && o->block > 0 && o->block <= BLOCK_MAX;
+    return o->model && asked_any(o);
 }
 
 /* ---- the sequence ---- */
@@ -218,30 +249,12 @@ static double measure(struct bench *b, uint32_t n, int work, uint32_t *ret_reps)
     return (double)median(us, i) * 1e-3;
 }
 
-static const char *score_of(int work)
-{
-    return work & 1 ? "fast" : "full";
-}
-
-static const char *value_of(int work)
-{
-    return work & 2 ? "logprob" : "logit";
-}
-
-/* Whether that score is to be measured. */
-static bool asked(const struct bench *b, int work)
-{
-    char name[32];
-    snprintf(name, sizeof name, "%s %s", score_of(work), value_of(work));
-    return !b->o->score || strncmp(name, b->o->score, strlen(b->o->score)) == 0;
-}
-
 static void size_run(struct bench *b, uint32_t n)
 {
     uint32_t reps;
     double pre = measure(b, n, PREFILL, &reps), step = measure(b, n, DECODE, &reps);
-    for (int work = 0; work < 4; work++) {
-        if (!asked(b, work))
+    for (int work = 0; work < SCORES; work++) {
+        if (!asked(b->o, work))
             continue;
         double ms = measure(b, n, work, &reps);
         printf("%s,%u,%s,%s,%s,%s,%u,%u,%.3f,%.3f,%.3f,%.3f,%.2f\n", b->kn->isa, b->kn->n_threads,
@@ -300,9 +313,9 @@ static void refresh_all(struct bench *b, uint32_t sessions, uint32_t n, int work
 static void sessions_run(struct bench *b, uint32_t n, uint32_t sessions)
 {
     prefill_all(b, sessions, n);
-    for (int work = 0; work < 4; work++) {
+    for (int work = 0; work < SCORES; work++) {
         uint64_t us[2][REPS_MAX];
-        if (!asked(b, work))
+        if (!asked(b->o, work))
             continue;
         for (uint32_t i = 0; i <= b->o->reps; i++) /* in turns; the first is for the caches */
             for (uint32_t how = 0; how < 2; how++) {
