@@ -265,7 +265,11 @@ static void prune_ask(struct engine *en, struct session *s, const struct command
 static int resolve_budget(struct engine *en, const struct session *s, const struct command *c,
                           struct evict_request *ask, struct evict_params *p, struct err *e)
 {
-    size_t page = pool_page_bytes(s->pool);
+    const struct terms t = {.m = s->m,
+                            .rerotate = s->rerotate,
+                            .page = pool_page_bytes(s->pool),
+                            .kv = share_kv(en),
+                            .usual = en->opt.session_budget};
     if (c->u.budget.bytes == 0 && c->u.budget.tokens == 0)
         return err_set(e, BC_EINVALID, "budget_tokens",
                        "give one of budget_bytes and budget_tokens");
@@ -273,14 +277,9 @@ static int resolve_budget(struct engine *en, const struct session *s, const stru
     ask->budget_bytes = c->u.budget.bytes;
     ask->budget_tokens = c->u.budget.tokens;
     ask->keep = c->u.budget.keep;
-    int rc = evict_resolve(ask, page, en->opt.session_budget, p, e);
-    if (rc < 0 || (rc = positions_check(s->m, s->rerotate, p, e)) < 0)
+    int rc = terms_resolve(&t, ask, p, e);
+    if (rc < 0)
         return rc;
-    uint64_t bytes = budget_bytes(p, page), most = share_kv(en) - share_kv(en) % page;
-    if (bytes > most)
-        return err_amount(e, BC_EBUDGET, c->u.budget.tokens > 0 ? "budget_tokens" : "budget_bytes",
-                          bytes, most, "a budget of %llu bytes: the daemon's kv_memory holds %llu",
-                          (unsigned long long)bytes, (unsigned long long)most);
     uint32_t count = seqcache_count(s->cache);
     if (count > p->budget && !evict_policy_prunes(p->policy))
         return err_amount(e, BC_EBUDGET, "budget_tokens", count, p->budget,

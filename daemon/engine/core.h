@@ -452,6 +452,17 @@ struct model_ref *models_ready(struct model_ref *m);
 uint64_t models_held(const struct engine *en); /* bytes of pages of all pools */
 
 /* session.c */
+/* What a session has to suit. */
+struct terms {
+    const struct model_ref *m;
+    bool rerotate;
+    uint64_t page;  /* bytes of one */
+    uint64_t kv;    /* that all caches may take */
+    uint64_t usual; /* budget of a session that asks for none, if it fits */
+};
+/* What `ask` comes to, and whether a session can have it. */
+int terms_resolve(const struct terms *t, const struct evict_request *ask, struct evict_params *ret,
+                  struct err *e);
 int sess_open(struct engine *en, struct command *c, struct model_ref *m, struct session **ret,
               struct err *e);
 void sess_close(struct engine *en, struct session **s);

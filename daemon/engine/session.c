@@ -73,17 +73,8 @@ static int check_kv_type(const char *name, enum kn_type *ret, struct err *e)
     return BC_OK;
 }
 
-/* What a session has to suit. */
-struct terms {
-    const struct model_ref *m;
-    bool rerotate;
-    uint64_t page;  /* bytes of one */
-    uint64_t kv;    /* that all caches may take */
-    uint64_t usual; /* budget of a session that asks for none, if it fits */
-};
-
-static int terms_resolve(const struct terms *t, const struct evict_request *ask,
-                         struct evict_params *ret, struct err *e)
+int terms_resolve(const struct terms *t, const struct evict_request *ask, struct evict_params *ret,
+                  struct err *e)
 {
     struct evict_params p;
     uint64_t most = t->kv - t->kv % t->page;

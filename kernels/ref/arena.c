@@ -29,7 +29,7 @@
  *
  * A region that came from scratch is an entry of its own in the process's memory map, which holds some 65,000:
  * a cache of 128 GiB would fill it. It becomes part of its neighbours again when its last page is released, and all
- * arenas together have no more of them than a quarter of the map. */
+ * arenas of a handle (a model) together have no more of them than a quarter of the map. */
 #include "ref.h"
 #include <errno.h>
 #include <string.h>

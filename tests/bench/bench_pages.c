@@ -20,6 +20,7 @@
 #include <unistd.h>
 #include "clock.h"
 #include "kn.h"
+#include "number.h"
 
 struct pages {
     struct kn *kn;
@@ -116,13 +117,13 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--small") == 0)
             (void)prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
         else if (i + 1 < argc && strcmp(argv[i], "--stride") == 0)
-            p.stride = strtoull(argv[++i], NULL, 10);
+            p.stride = number_take("--stride", argv[++i], 1, UINT32_MAX);
         else if (i + 1 < argc && strcmp(argv[i], "--pages") == 0)
-            p.n = (uint32_t)strtoul(argv[++i], NULL, 10);
+            p.n = number_take("--pages", argv[++i], 2, UINT32_MAX);
         else
             p.n = 0;
     }
-    if (p.n < 2 || p.stride == 0 || p.stride % (size_t)sysconf(_SC_PAGESIZE) != 0) {
+    if (p.n == 0 || p.stride % (size_t)sysconf(_SC_PAGESIZE) != 0) {
         fprintf(stderr, "usage: bench_pages [--stride BYTES] [--pages 2..] [--small]\n"
                         "BYTES: a multiple of the system's page\n");
         return 2;

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "clock.h"
+#include "number.h"
 #include "sampler.h"
 
 struct pick {
@@ -77,17 +78,14 @@ int main(int argc, char **argv)
     struct sampler s;
     struct err e = {0};
     for (int i = 1; i < argc; i += 2) {
-        uint32_t n = i + 1 < argc ? (uint32_t)strtoul(argv[i + 1], NULL, 10) : 0;
-        if (strcmp(argv[i], "--vocab") == 0)
-            vocab = n;
-        else if (strcmp(argv[i], "--rounds") == 0)
-            rounds = n;
-        else
-            rounds = 0;
-    }
-    if (vocab < 64 || vocab > 1u << 24 || rounds == 0) {
-        fprintf(stderr, "usage: bench_pick [--vocab 64..16777216] [--rounds 1..]\n");
-        return 2;
+        if (i + 1 < argc && strcmp(argv[i], "--vocab") == 0) {
+            vocab = number_take("--vocab", argv[i + 1], 64, 1u << 24);
+        } else if (i + 1 < argc && strcmp(argv[i], "--rounds") == 0) {
+            rounds = number_take("--rounds", argv[i + 1], 1, 1000000);
+        } else {
+            fprintf(stderr, "usage: bench_pick [--vocab 64..16777216] [--rounds 1..1000000]\n");
+            return 2;
+        }
     }
     float *l = malloc(vocab * sizeof *l);
     if (l == NULL || sampler_open(&s, vocab, &e) < 0) {
